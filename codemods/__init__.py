@@ -1,0 +1,1 @@
+"""GradFix's own rules: one module, one rule.  A module's attribute `codemod` is the rule."""
