@@ -1,0 +1,57 @@
+"""What the analysis observed, and the merged view that rules read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from gradfix.findings import Problem, Span
+
+
+@dataclass(slots=True)
+class Fact:
+    """One observation in one context.  `info` holds what the rule needs for its message and fix."""
+
+    kind: str
+    path: str
+    span: Span
+    statement: Span
+    bad: bool
+    info: dict = field(default_factory=dict)
+    concrete: bool = True
+
+
+@dataclass
+class Observations:
+    facts: list[Fact] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
+    functions: int = 0
+    interpreted: int = 0
+
+
+class Facts:
+    """All observations of a run, merged by place."""
+
+    def __init__(self, project, observations):
+        self.project = project
+        self.observations = list(observations)
+        self.problems = [p for o in self.observations for p in o.problems]
+        self._by_kind: dict[str, dict] = {}
+        for obs in self.observations:
+            for fact in obs.facts:
+                places = self._by_kind.setdefault(fact.kind, {})
+                places.setdefault((fact.path, fact.span), []).append(fact)
+
+    def text(self, path: str) -> str:
+        return self.project.text(path)
+
+    def bad(self, kind: str):
+        """(fact, all facts at its place) for each place that some context shows to be wrong, in source order.
+
+        What a function does with arguments that nobody is seen to pass counts only where no caller is seen.
+        """
+        for key in sorted(self._by_kind.get(kind, {}), key=lambda k: (k[0], k[1])):
+            facts = self._by_kind[kind][key]
+            concrete = [f for f in facts if f.concrete] or facts
+            wrong = [f for f in concrete if f.bad]
+            if wrong:
+                yield wrong[0], concrete

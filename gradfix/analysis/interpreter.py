@@ -1,0 +1,1153 @@
+"""One forward pass per root over abstract values.
+
+Code is executed on abstract values: both sides of a branch that can't be decided, a loop twice (the second turn,
+with what the first one left and with widened numbers, is where a rebound leaf shows), calls by following them.
+Objects have identity, so aliases and rebinding are seen; what can't be known is unknown and stays silent.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+
+from gradfix.analysis import torch_model as tm
+from gradfix.analysis.facts import Fact
+from gradfix.analysis.modules import ROOT_TOKENS
+from gradfix.analysis.values import (
+    UNKNOWN, Bound, Class, Const, Cut, External, Function, ModuleValue, Multi, Number, Obj, Ref, join_values,
+    values_of,
+)
+from gradfix.findings import Problem
+
+STEPS = 60_000
+DEPTH = 14
+UNROLL = 8
+
+
+class OutOfBudget(Exception):
+    pass
+
+
+class State:
+    __slots__ = ("heap", "frame", "mode", "known", "backwards")
+
+    def __init__(self):
+        self.heap, self.frame, self.mode, self.known, self.backwards = {}, None, True, {}, ()
+
+    def fork(self):
+        new = State()
+        new.heap, new.mode, new.known = dict(self.heap), self.mode, dict(self.known)
+        new.frame, new.backwards = self.frame.fork() if self.frame else None, self.backwards
+        return new
+
+
+class Frame:
+    __slots__ = ("vars", "parent", "module", "closure", "name", "owner")
+
+    def __init__(self, module, parent=None, closure=None, name="", owner=None):
+        self.vars, self.module, self.parent, self.closure, self.name, self.owner = {}, module, parent, closure, name, owner
+
+    def fork(self):
+        new = Frame(self.module, self.parent.fork() if self.parent else None, self.closure, self.name, self.owner)
+        new.vars = dict(self.vars)
+        return new
+
+
+def join_states(a, b):
+    if a is None or b is None:
+        return a or b
+    out = State()
+    out.heap = dict(a.heap)
+    for oid, obj in b.heap.items():
+        mine = a.heap.get(oid)
+        if mine is None:
+            out.heap[oid] = obj
+        elif mine is not obj:
+            out.heap[oid] = join_objects(mine, obj)
+    out.frame = join_frames(a.frame, b.frame)
+    out.mode = a.mode if a.mode == b.mode else None
+    out.known = {k: v for k, v in a.known.items() if b.known.get(k) == v}
+    out.backwards = a.backwards + tuple(x for x in b.backwards if x not in a.backwards)
+    return out
+
+
+def join_frames(a, b):
+    if a is None or b is None or a is b:
+        return a or b
+    out = a.fork()
+    for name, value in b.vars.items():
+        out.vars[name] = join_values(out.vars[name], value) if name in out.vars else value
+    out.parent = join_frames(a.parent, b.parent)
+    return out
+
+
+def join_objects(a, b):
+    new = a.copy()
+    for slot in ("leaf", "rg", "retained", "dtype", "module", "hooked", "lost", "mode", "reached", "frozen"):
+        x, y = getattr(a, slot), getattr(b, slot)
+        if x != y:
+            setattr(new, slot, None)
+    if a.grad != b.grad:
+        new.grad = "maybe" if "unknown" not in (a.grad, b.grad) else "unknown"
+        new.cleared = a.cleared or b.cleared
+    if a.ins != b.ins:
+        new.ins = tuple(dict.fromkeys(a.ins + b.ins))
+    new.dead = a.dead | b.dead
+    for name, value in b.attrs.items():
+        new.attrs[name] = join_values(new.attrs[name], value) if name in new.attrs else value
+    if a.items is not b.items and a.kind in ("list", "tuple", "iter", "optimizer"):
+        new.items = tuple(dict.fromkeys(tuple(a.items) + tuple(b.items))) if len(a.items) != len(b.items) else tuple(
+            join_values(x, y) for x, y in zip(a.items, b.items)
+        )
+        new.open = a.open or b.open or len(a.items) != len(b.items)
+    elif a.items != b.items and a.kind == "dict":
+        new.items = {k: join_values(a.items[k], b.items[k]) if k in a.items and k in b.items else a.items.get(k, b.items.get(k))
+                     for k in [*a.items, *(k for k in b.items if k not in a.items)]}
+    return new
+
+
+class Backward:
+    """A backward that ran: where, on what, and the program's names at that point."""
+
+    __slots__ = ("path", "span", "statement", "loss", "frame", "heap", "reached", "inputs", "in_loop")
+
+
+class Interpreter(tm.TorchModel):
+    def __init__(self, project, out):
+        self.project, self.out = project, out
+        self.next_oid = 1
+        self.globals: dict[str, Frame] = {}
+        self.visited: set = set()
+        self.explain = None
+
+    # ------------------------------------------------------------------ roots
+    def start(self, concrete):
+        self.st = State()
+        self.steps, self.depth, self.stack = 0, 0, []
+        self.statements: list = []
+        self.concrete = concrete
+        self.loops: list = []
+        self.returns: list = []
+        self.rebindings: list = []
+        self.optimizers: list = []
+        self.cut_reach: list = []
+
+    def new(self, kind, **kw):
+        oid = self.next_oid
+        self.next_oid += 1
+        kw.setdefault("made_after", len(self.st.backwards))
+        kw.setdefault("module", None)
+        obj = Obj(kind, **kw)
+        if obj.statement is None and self.statements:
+            obj.statement = self.statements[-1]
+        self.st.heap[oid] = obj
+        return Ref(oid)
+
+    def obj(self, value):
+        return self.st.heap.get(value.oid) if isinstance(value, Ref) else None
+
+    def update(self, ref, **kw):
+        new = self.st.heap[ref.oid].copy()
+        for name, value in kw.items():
+            setattr(new, name, value)
+        self.st.heap[ref.oid] = new
+        if "grad" in kw:
+            self.st.known.pop(ref.oid, None)
+        return new
+
+    def module_frame(self, path):
+        """The globals of a checked file, its top level interpreted (definitions and simple statements)."""
+        if path in self.globals:
+            return self.globals[path]
+        module = self.project.module(path)
+        if module is None:
+            return None
+        frame = self.globals[path] = Frame(module, name="<module>")
+        saved = (self.st.frame, self.st.mode, self.statements, self.loops, self.returns, self.depth)
+        self.st.frame, self.st.mode, self.statements, self.loops, self.returns = frame, True, [], [], []
+        self.depth += 1
+        try:
+            self.block([s for s in module.tree.body if not is_main_guard(s)])
+        finally:
+            st_frame = self.st.frame if self.st else None
+            self.st = self.st or State()
+            self.st.frame, self.st.mode, self.statements, self.loops, self.returns, self.depth = saved
+        if st_frame is not None:
+            frame.vars = st_frame.vars
+        return frame
+
+    # ------------------------------------------------------------- statements
+    def block(self, body):
+        """Run statements; afterwards `self.st` is None where every path has left."""
+        for stmt in body:
+            if self.st is None:
+                return
+            self.statements.append((self.st.frame.module, stmt))
+            try:
+                self.statement(stmt)
+            finally:
+                self.statements.pop()
+
+    def tick(self):
+        self.steps += 1
+        if self.steps > STEPS:
+            raise OutOfBudget
+
+    def statement(self, s):
+        self.tick()
+        method = getattr(self, "do_" + type(s).__name__, None)
+        if method:
+            method(s)
+
+    def do_Expr(self, s):
+        self.eval(s.value)
+
+    def do_Assign(self, s):
+        if len(s.targets) == 1 and isinstance(s.targets[0], ast.Tuple) and isinstance(s.value, ast.Tuple) and len(
+            s.targets[0].elts
+        ) == len(s.value.elts):
+            values = [self.eval(v) for v in s.value.elts]
+            for target, value, node in zip(s.targets[0].elts, values, s.value.elts):
+                self.assign(target, value, node, s)
+            return
+        value = self.eval(s.value)
+        for target in s.targets:
+            self.assign(target, value, s.value, s)
+
+    def do_AnnAssign(self, s):
+        if s.value is not None:
+            self.assign(s.target, self.eval(s.value), s.value, s)
+
+    def do_AugAssign(self, s):
+        target = self.eval(s.target)
+        value = self.eval(s.value)
+        self.augmented(s, target, value)
+
+    def do_Return(self, s):
+        value = self.eval(s.value) if s.value is not None else Const(None)
+        self.returns[-1].append((value, self.st)) if self.returns else None
+        self.st = None
+
+    def do_Raise(self, s):
+        if s.exc is not None:
+            self.eval(s.exc)
+        self.st = None
+
+    def do_Break(self, s):
+        if self.loops:
+            self.loops[-1][0].append(self.st)
+        self.st = None
+
+    def do_Continue(self, s):
+        if self.loops:
+            self.loops[-1][1].append(self.st)
+        self.st = None
+
+    def do_Pass(self, s):
+        pass
+
+    def do_Assert(self, s):
+        self.test(s.test)
+        self.assume(s.test, True)
+
+    def do_Delete(self, s):
+        for t in s.targets:
+            if isinstance(t, ast.Name):
+                self.st.frame.vars.pop(t.id, None)
+
+    def do_Global(self, s):
+        pass
+
+    do_Nonlocal = do_Global
+
+    def do_Import(self, s):
+        for alias in s.names:
+            path = self.project.resolve(self.st.frame.module.path, alias.name)
+            if path:
+                value = ModuleValue(path)
+                if not alias.asname and "." in alias.name:
+                    value = External(alias.name.split(".")[0])
+            else:
+                value = External(alias.name if alias.asname else alias.name.split(".")[0])
+            self.st.frame.vars[alias.asname or alias.name.split(".")[0]] = value
+
+    def do_ImportFrom(self, s):
+        importer = self.st.frame.module.path
+        path = self.project.resolve(importer, s.module or "", s.level)
+        for alias in s.names:
+            if alias.name == "*":
+                frame = self.module_frame(path) if path else None
+                if frame:
+                    self.st.frame.vars.update({k: v for k, v in frame.vars.items() if not k.startswith("_")})
+                continue
+            value = None
+            sub = self.project.resolve(importer, f"{s.module or ''}.{alias.name}".strip("."), s.level)
+            if path and path != importer:
+                frame = self.module_frame(path)
+                value = frame.vars.get(alias.name) if frame else UNKNOWN
+            if value is None and sub:
+                value = ModuleValue(sub)
+            if value is None:
+                value = UNKNOWN if (path or s.level) else External(f"{s.module}.{alias.name}")
+            self.st.frame.vars[alias.asname or alias.name] = value
+
+    def do_FunctionDef(self, s):
+        value = Function(s, self.st.frame.module, self.st.frame, None, s.name)
+        for decorator in s.decorator_list:
+            text = ast.unparse(decorator)
+            if not re.search(r"(no_grad|enable_grad|inference_mode|wraps|compile|jit|cache|torch\.)", text):
+                value = value  # an unknown decorator mostly wraps: the body is still what runs
+        self.st.frame.vars[s.name] = value
+
+    do_AsyncFunctionDef = do_FunctionDef
+
+    def do_ClassDef(self, s):
+        frame = self.st.frame
+        bases = tuple(self.eval(b) for b in s.bases)
+        attrs = {}
+        cls = Class(s, frame.module, bases, attrs)
+        for item in s.body:
+            if isinstance(item, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                attrs[item.name] = Function(item, frame.module, frame, cls, item.name)
+            elif isinstance(item, ast.Assign) and isinstance(item.targets[0], ast.Name):
+                attrs[item.targets[0].id] = self.eval(item.value)
+            elif isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name):
+                attrs.setdefault("__fields__", []).append((item.target.id, item.value))
+                if item.value is not None:
+                    attrs[item.target.id] = self.eval(item.value)
+        frame.vars[s.name] = cls
+
+    def do_If(self, s):
+        decided = self.test(s.test)
+        if decided is not None:
+            self.assume(s.test, decided)
+            self.block(s.body if decided else s.orelse)
+            return
+        before = self.st
+        self.st = before.fork()
+        self.assume(s.test, True)
+        self.block(s.body)
+        after_true = self.st
+        self.st = before
+        self.assume(s.test, False)
+        self.block(s.orelse)
+        self.st = join_states(after_true, self.st)
+
+    def do_With(self, s):
+        saved = self.st.mode
+        for item in s.items:
+            value = self.eval(item.context_expr)
+            mode = self.grad_mode_of(item.context_expr, value)
+            if mode != "same":
+                self.st.mode = mode
+            if item.optional_vars is not None:
+                self.assign(item.optional_vars, UNKNOWN, item.context_expr, s)
+        self.block(s.body)
+        if self.st is not None:
+            self.st.mode = saved
+
+    do_AsyncWith = do_With
+
+    def do_Try(self, s):
+        before = self.st.fork()
+        self.block(s.body)
+        if self.st is not None:
+            self.block(s.orelse)
+        after = self.st
+        for handler in s.handlers:
+            self.st = join_states(before.fork(), after.fork() if after else None)
+            if handler.name:
+                self.st.frame.vars[handler.name] = UNKNOWN
+            self.block(handler.body)
+            after = join_states(after, self.st)
+        self.st = after
+        if s.finalbody:
+            if self.st is None:
+                self.st = before
+                self.block(s.finalbody)
+                self.st = None
+            else:
+                self.block(s.finalbody)
+
+    do_TryStar = do_Try
+
+    def do_Match(self, s):
+        self.eval(s.subject)
+        before, after = self.st, None
+        for case in s.cases:
+            self.st = before.fork()
+            for name in ast.walk(case.pattern):
+                if isinstance(name, (ast.MatchAs, ast.MatchStar)) and name.name:
+                    self.st.frame.vars[name.name] = UNKNOWN
+            self.block(case.body)
+            after = join_states(after, self.st)
+        self.st = join_states(after, before)
+
+    def do_For(self, s):
+        iterable = self.eval(s.iter)
+        turns = self.turns(iterable)
+        self.loop(s, turns)
+
+    do_AsyncFor = do_For
+
+    def do_While(self, s):
+        self.loop(s, [None, None], test=s.test)
+
+    def loop(self, s, turns, test=None):
+        self.loops.append(([], [], s, len(self.st.backwards)))
+        start = dict(self.st.frame.vars)
+        for number, value in enumerate(turns):
+            if self.st is None:
+                break
+            self.tick()
+            if number == 1:
+                self.widen(start)
+            if test is not None:
+                if self.test(test) is False:
+                    break
+                self.assume(test, True)
+            else:
+                self.assign(s.target, value, s.iter, s)
+            self.block(s.body)
+            breaks, continues, *_ = self.loops[-1]
+            for st in continues:
+                self.st = join_states(self.st, st)
+            continues.clear()
+        breaks, _, _, _ = self.loops.pop()
+        if self.st is not None and s.orelse:
+            self.block(s.orelse)
+        for st in breaks:
+            self.st = join_states(self.st, st)
+
+    def widen(self, start):
+        """Numbers that the first turn changed are any number from the second turn on."""
+        for name, value in self.st.frame.vars.items():
+            old = start.get(name)
+            if isinstance(value, Const) and isinstance(old, Const) and value.value != old.value:
+                if isinstance(value.value, (int, float)) and isinstance(old.value, (int, float)):
+                    self.st.frame.vars[name] = UNKNOWN
+
+    def turns(self, value):
+        """The values of a loop variable, turn by turn: all of a short known container, else two."""
+        obj = self.obj(value)
+        if obj is not None and obj.kind in ("list", "tuple", "iter") and not obj.open and len(obj.items) <= UNROLL:
+            return list(obj.items)
+        if obj is not None and obj.kind == "dict" and len(obj.items) <= UNROLL and not obj.open:
+            return [Const(k) for k in obj.items]
+        if obj is not None and obj.kind in ("list", "tuple", "iter") and obj.items:
+            each = self.each(obj.items)
+            return [each, each]
+        if obj is not None and obj.kind == "range":
+            first, count = obj.items
+            if count is not None and count <= 0:
+                return []
+            return [Const(first)] if count == 1 else [Const(first), UNKNOWN]
+        element = self.element_of(value)
+        return [element, self.element_of(value, again=element)]
+
+    def each(self, items):
+        flat = tuple(dict.fromkeys(v for i in items for v in values_of(i)))
+        if len(flat) == 1:
+            return flat[0]
+        return Multi(flat[:24], each=True)
+
+    # ------------------------------------------------------------- conditions
+    def test(self, node):
+        """True / False / None: what the condition is known to be.  Evaluates it once, for its effects."""
+        if isinstance(node, ast.BoolOp):
+            before = self.st
+            results = []
+            st = before
+            self.st = before.fork()
+            for value in node.values:
+                result = self.test(value)
+                results.append(result)
+                if isinstance(node.op, ast.And) and result is False or isinstance(node.op, ast.Or) and result is True:
+                    break
+                self.assume(value, isinstance(node.op, ast.And))
+            known = self.st.known
+            self.st.known = dict(before.known)
+            if isinstance(node.op, ast.And):
+                return False if False in results else (True if all(r is True for r in results) else None)
+            return True if True in results else (False if all(r is False for r in results) else None)
+        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+            inner = self.test(node.operand)
+            return None if inner is None else not inner
+        if isinstance(node, ast.Compare) and len(node.ops) == 1:
+            return self.compare_test(node)
+        return self.truth(self.eval(node))
+
+    def truth(self, value):
+        if isinstance(value, Const):
+            try:
+                return bool(value.value)
+            except Exception:
+                return None
+        obj = self.obj(value)
+        if obj is not None:
+            if obj.kind in ("list", "tuple", "dict"):
+                return None if obj.open else bool(obj.items)
+            if obj.kind in ("instance", "module", "optimizer"):
+                return True
+        if isinstance(value, (Function, Class)):
+            return True
+        return None
+
+    def compare_test(self, node):
+        op, right = node.ops[0], node.comparators[0]
+        if isinstance(op, (ast.Is, ast.IsNot, ast.Eq, ast.NotEq)) and isinstance(right, ast.Constant) and right.value is None:
+            grad_of = self.grad_holder(node.left)
+            if grad_of is not None:
+                states = {self.grad_state(v) for v in values_of(grad_of)}
+                negative = isinstance(op, (ast.IsNot, ast.NotEq))
+                if states == {"set"}:
+                    return negative
+                if states <= {"none", "cleared"}:
+                    return None if self.concrete is False else not negative
+                return None
+            value = self.eval(node.left)
+            if isinstance(value, Const):
+                same = value.value is None
+            elif isinstance(value, (Function, Class, Number)) or self.obj(value) is not None and self.obj(value).kind != "opaque":
+                same = False
+            else:
+                return None
+            return (not same) if isinstance(op, (ast.IsNot, ast.NotEq)) else same
+        left, right = self.eval(node.left), self.eval(right)
+        if isinstance(left, Const) and isinstance(right, Const):
+            try:
+                return bool(COMPARE[type(op)](left.value, right.value))
+            except Exception:
+                return None
+        if isinstance(op, (ast.In, ast.NotIn)) and isinstance(left, Const):
+            obj = self.obj(right)
+            if obj is not None and not obj.open and obj.kind == "dict":
+                return (left.value in obj.items) == isinstance(op, ast.In)
+            if obj is not None and not obj.open and obj.kind in ("list", "tuple") and all(isinstance(i, Const) for i in obj.items):
+                return (left in obj.items) == isinstance(op, ast.In)
+        return None
+
+    def grad_holder(self, node):
+        """The value whose `.grad` the expression reads (`p.grad`, `getattr(p, "grad", None)`, a name bound to it)."""
+        if isinstance(node, ast.Attribute) and node.attr == "grad":
+            return self.eval(node.value)
+        if isinstance(node, ast.NamedExpr):
+            value = self.eval(node)
+            return Multi(tuple(Ref(v.receiver.oid) for v in values_of(value) if isinstance(v, Bound) and v.name == "grad")) if any(
+                isinstance(v, Bound) and v.name == "grad" for v in values_of(value)) else None
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "getattr" and len(
+            node.args) >= 2 and isinstance(node.args[1], ast.Constant) and node.args[1].value == "grad":
+            return self.eval(node.args[0])
+        if isinstance(node, ast.Name):
+            value = self.lookup(node.id)
+            grads = [v for v in values_of(value) if isinstance(v, Bound) and v.name == "grad"]
+            if grads:
+                return grads[0].receiver if len(grads) == 1 else Multi(tuple(g.receiver for g in grads))
+        return None
+
+    def assume(self, node, truth):
+        """Narrow: what holds where the condition is `truth`."""
+        if self.st is None:
+            return
+        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+            return self.assume(node.operand, not truth)
+        if isinstance(node, ast.BoolOp):
+            if isinstance(node.op, ast.And) == truth:
+                for value in node.values:
+                    self.assume(value, truth)
+            return
+        if isinstance(node, ast.NamedExpr):
+            return self.assume(node.target, truth)
+        if isinstance(node, ast.Compare) and len(node.ops) == 1:
+            op, right = node.ops[0], node.comparators[0]
+            if isinstance(right, ast.Constant) and right.value is None and isinstance(op, (ast.Is, ast.IsNot, ast.Eq, ast.NotEq)):
+                holder = self.grad_holder(node.left)
+                is_set = isinstance(op, (ast.IsNot, ast.NotEq)) == truth
+                if holder is not None:
+                    self.know(node.left, holder, is_set)
+                elif isinstance(node.left, ast.Name) and isinstance(self.lookup(node.left.id), Multi):
+                    kept = tuple(v for v in values_of(self.lookup(node.left.id)) if (v == Const(None)) != is_set)
+                    if kept:
+                        self.st.frame.vars[node.left.id] = kept[0] if len(kept) == 1 else Multi(kept)
+            return
+        holder = self.grad_holder(node)
+        if holder is not None:
+            return self.know(node, holder, truth)
+        if isinstance(node, ast.Call):
+            return self.assume_call(node, truth)
+        if isinstance(node, ast.Attribute) and node.attr in ("requires_grad", "is_leaf"):
+            value = self.eval(node.value)
+            for v in values_of(value):
+                obj = self.obj(v)
+                if obj is not None:
+                    slot = "rg" if node.attr == "requires_grad" else "leaf"
+                    if getattr(obj, slot) is None:
+                        self.update(v, **{slot: truth})
+
+    def assume_call(self, node, truth):
+        """A predicate of the user's (`has_grad(p)`): assume what it returns."""
+        if not truth and not isinstance(node.func, (ast.Name, ast.Lambda)):
+            return
+        fn = self.lookup(node.func.id) if isinstance(node.func, ast.Name) else None
+        if isinstance(node.func, ast.Name) and node.func.id == "hasattr":
+            return
+        if isinstance(fn, Function) and isinstance(fn.node, (ast.FunctionDef, ast.Lambda)):
+            body = fn.node.body
+            expr = body if isinstance(fn.node, ast.Lambda) else body[-1].value if body and isinstance(body[-1], ast.Return) else None
+            params = [a.arg for a in fn.node.args.args]
+            if expr is not None and len(params) >= len(node.args):
+                frame = Frame(fn.module, self.st.frame, fn.closure)
+                for name, arg in zip(params, node.args):
+                    frame.vars[name] = self.eval(arg)
+                self.st.frame = frame
+                self.assume(expr, truth)
+                self.st.frame = self.st.frame.parent
+
+    def know(self, node, holder, is_set):
+        """`.grad` of `holder` was tested: true of this branch only, so it is kept beside the heap."""
+        values = values_of(holder)
+        if isinstance(holder, Multi):
+            wanted = ("set", "maybe", "unknown") if is_set else ("none", "cleared", "maybe", "unknown")
+            kept = tuple(v for v in values if self.grad_state(v) in wanted)
+            if kept and isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+                self.st.frame.vars[node.value.id] = kept[0] if len(kept) == 1 else Multi(kept, each=holder.each)
+                values = kept
+        for v in values:
+            if isinstance(v, Ref):
+                self.st.known[v.oid] = "set" if is_set else "none"
+
+    def grad_state(self, value):
+        if not isinstance(value, Ref):
+            return "unknown"
+        if value.oid in self.st.known:
+            return self.st.known[value.oid]
+        obj = self.obj(value)
+        return obj.grad if obj is not None else "unknown"
+
+    # ------------------------------------------------------------- assignment
+    def assign(self, target, value, node, stmt):
+        if isinstance(target, ast.Starred):
+            target = target.value
+        if isinstance(target, ast.Name):
+            self.rebound(target, self.st.frame.vars.get(target.id), value, stmt)
+            self.st.frame.vars[target.id] = value
+        elif isinstance(target, (ast.Tuple, ast.List)):
+            parts = self.unpack(value, len(target.elts))
+            for t, v in zip(target.elts, parts):
+                self.assign(t, v, node, stmt)
+        elif isinstance(target, ast.Attribute):
+            self.set_attribute(target, self.eval(target.value), value, stmt)
+        elif isinstance(target, ast.Subscript):
+            self.set_item(target, self.eval(target.value), self.eval(target.slice), value, stmt)
+
+    def unpack(self, value, n):
+        obj = self.obj(value)
+        if obj is not None and obj.kind in ("list", "tuple", "iter") and len(obj.items) == n and not obj.open:
+            return list(obj.items)
+        if obj is not None and obj.kind in ("list", "tuple", "iter") and obj.items:
+            each = self.each(obj.items)
+            return [each] * n
+        if isinstance(value, Multi):
+            columns = [self.unpack(v, n) for v in value.values if v != Const(None)]
+            if columns:
+                return [c[0] if len(set(c)) == 1 else Multi(tuple(dict.fromkeys(x for v in c for x in values_of(v))), each=value.each)
+                        for c in map(list, zip(*columns))]
+        return [self.part_of(value, i) for i in range(n)]
+
+    # ------------------------------------------------------------ expressions
+    def eval(self, node):
+        self.tick()
+        method = getattr(self, "on_" + type(node).__name__, None)
+        value = method(node) if method else UNKNOWN
+        if self.explain is not None:
+            self.note_explanation(node, value)
+        return value
+
+    def on_Constant(self, node):
+        return Const(node.value)
+
+    def lookup(self, name):
+        frame = self.st.frame
+        if name in frame.vars:
+            return frame.vars[name]
+        closure = frame.closure
+        live = frame.parent
+        while live is not None:  # the closure as it is now, where it is still running
+            if live.name and closure is not None and live.name == closure.name and live.module is closure.module and name in live.vars:
+                return live.vars[name]
+            live = live.parent
+        while closure is not None:
+            if name in closure.vars:
+                return closure.vars[name]
+            closure = closure.closure
+        top = self.globals.get(frame.module.path)
+        if top is not None and name in top.vars:
+            return top.vars[name]
+        return External("builtins." + name) if name in BUILTINS else UNKNOWN
+
+    def on_Name(self, node):
+        return self.lookup(node.id)
+
+    def on_NamedExpr(self, node):
+        value = self.eval(node.value)
+        self.assign(node.target, value, node.value, node)
+        return value
+
+    def on_Tuple(self, node):
+        return self.sequence("tuple", node)
+
+    def on_List(self, node):
+        return self.sequence("list", node)
+
+    def on_Set(self, node):
+        return self.sequence("list", node)
+
+    def sequence(self, kind, node):
+        items, open_ = [], False
+        for element in node.elts:
+            if isinstance(element, ast.Starred):
+                value = self.eval(element.value)
+                obj = self.obj(value)
+                if obj is not None and obj.kind in ("list", "tuple", "iter"):
+                    items.extend(obj.items)
+                    open_ |= obj.open
+                else:
+                    items.append(self.element_of(value))
+                    open_ = True
+            else:
+                items.append(self.eval(element))
+        return self.new(kind, items=tuple(items), open=open_)
+
+    def on_Dict(self, node):
+        items, open_ = {}, False
+        for key, value in zip(node.keys, node.values):
+            v = self.eval(value)
+            if key is None:
+                obj = self.obj(v)
+                if obj is not None and obj.kind == "dict":
+                    items.update(obj.items)
+                open_ = True if obj is None or obj.open else open_
+                continue
+            k = self.eval(key)
+            if isinstance(k, Const):
+                items[k.value] = v
+            else:
+                open_ = True
+                items[f"*{len(items)}"] = v
+        return self.new("dict", items=items, open=open_)
+
+    def on_JoinedStr(self, node):
+        for value in node.values:
+            if isinstance(value, ast.FormattedValue):
+                self.eval(value.value)
+        return UNKNOWN
+
+    def on_Starred(self, node):
+        return self.eval(node.value)
+
+    def on_Await(self, node):
+        return self.eval(node.value)
+
+    def on_Yield(self, node):
+        if node.value is not None:
+            self.eval(node.value)
+        return UNKNOWN
+
+    on_YieldFrom = on_Yield
+
+    def on_Lambda(self, node):
+        return Function(node, self.st.frame.module, self.st.frame, None, "<lambda>")
+
+    def on_IfExp(self, node):
+        decided = self.test(node.test)
+        if decided is not None:
+            self.assume(node.test, decided)
+            return self.eval(node.body if decided else node.orelse)
+        before = self.st
+        self.st = before.fork()
+        self.assume(node.test, True)
+        a = self.eval(node.body)
+        after = self.st
+        self.st = before
+        known = dict(before.known)
+        self.assume(node.test, False)
+        b = self.eval(node.orelse)
+        self.st = join_states(after, self.st)
+        return join_values(a, b)
+
+    def on_BoolOp(self, node):
+        known = dict(self.st.known)
+        values = []
+        for operand in node.values:
+            value = self.eval(operand)
+            values.append(value)
+            truth = self.truth(value)
+            if truth is not None and truth != isinstance(node.op, ast.And):
+                break
+            self.assume(operand, isinstance(node.op, ast.And))
+        self.st.known = known
+        out = values[0]
+        for v in values[1:]:
+            out = join_values(out, v)
+        return out
+
+    def on_Compare(self, node):
+        values = [self.eval(node.left)] + [self.eval(c) for c in node.comparators]
+        if len(values) == 2 and all(isinstance(v, Const) for v in values):
+            try:
+                return Const(bool(COMPARE[type(node.ops[0])](values[0].value, values[1].value)))
+            except Exception:
+                return UNKNOWN
+        return self.compare_values(node, values)
+
+    def on_Slice(self, node):
+        for part in (node.lower, node.upper, node.step):
+            if part is not None:
+                self.eval(part)
+        return UNKNOWN
+
+    def on_ListComp(self, node):
+        return self.comprehension(node, "list")
+
+    on_SetComp = on_ListComp
+
+    def on_GeneratorExp(self, node):
+        return self.comprehension(node, "iter")
+
+    def on_DictComp(self, node):
+        return self.comprehension(node, "dict")
+
+    def comprehension(self, node, kind):
+        """Its own scope, its conditions narrow the element."""
+        outer = self.st.frame
+        inner = Frame(outer.module, outer, outer if outer.name == "" else outer, "", outer.owner)
+        inner.closure = outer
+        inner.vars = {}
+        self.st.frame = inner
+        results, keys, open_ = [], [], [False]
+
+        def run(generators):
+            if self.st is None:
+                return
+            if not generators:
+                if kind == "dict":
+                    keys.append(self.eval(node.key))
+                    results.append(self.eval(node.value))
+                else:
+                    results.append(self.eval(node.elt))
+                return
+            gen = generators[0]
+            iterable = self.eval(gen.iter)
+            turns = self.turns(iterable)
+            obj = self.obj(iterable)
+            exact = obj is not None and obj.kind in ("list", "tuple", "iter", "dict", "range") and not obj.open
+            if obj is not None and obj.kind == "range":
+                count = obj.items[1]
+                exact = count is not None and count <= UNROLL
+                if exact:
+                    turns = [Const(obj.items[0] + i) for i in range(count)]
+            open_[0] |= not exact
+            for value in turns:
+                known = dict(self.st.known)
+                self.assign(gen.target, value, gen.iter, node)
+                keep = True
+                for condition in gen.ifs:
+                    decided = self.test(condition)
+                    if decided is False:
+                        keep = False
+                        break
+                    if decided is None:
+                        open_[0] = True
+                    self.assume(condition, True)
+                if keep:
+                    run(generators[1:])
+                if self.st is None:
+                    return
+                narrowed = self.st.known
+                self.st.known = known
+                if gen.ifs and keep:
+                    self.filtered.update({k: v for k, v in narrowed.items() if known.get(k) != v})
+
+        self.filtered = {}
+        run(node.generators)
+        if self.st is not None:
+            self.st.frame = self.st.frame.parent
+        filtered, self.filtered = self.filtered, {}
+        if kind == "dict":
+            items = {}
+            for k, v in zip(keys, results):
+                items[k.value if isinstance(k, Const) else f"*{len(items)}"] = v
+            return self.new("dict", items=items, open=open_[0])
+        ref = self.new(kind, items=tuple(results), open=open_[0])
+        # Elements that passed `if p.grad is not None` keep that knowledge.
+        for value in results:
+            for v in values_of(value):
+                if isinstance(v, Ref) and filtered.get(v.oid) == "set":
+                    self.st.known[v.oid] = "set"
+        return ref
+
+    filtered: dict = {}
+
+    # -------------------------------------------------------------- functions
+    def call_function(self, fn, args, kwargs, node, receiver=None, open_args=False):
+        """Follow a call into a function of the checked files."""
+        if self.depth >= DEPTH or sum(1 for f in self.stack if f is fn.node) > 1:
+            return UNKNOWN
+        frame = Frame(fn.module, self.st.frame, fn.closure, fn.name, fn.owner)
+        positional = ([receiver] if receiver is not None else []) + list(args)
+        a = fn.node.args
+        names = [p.arg for p in a.posonlyargs + a.args]
+        defaults = dict(zip(names[len(names) - len(a.defaults):], a.defaults)) if a.defaults else {}
+        defaults.update({k.arg: d for k, d in zip(a.kwonlyargs, a.kw_defaults) if d is not None})
+        static = any(isinstance(d, ast.Name) and d.id == "staticmethod" for d in getattr(fn.node, "decorator_list", ()))
+        if static and receiver is not None:
+            positional = positional[1:]
+        for name, value in zip(names, positional):
+            frame.vars[name] = value
+        if a.vararg:
+            frame.vars[a.vararg.arg] = self.new("tuple", items=tuple(positional[len(names):]), open=open_args)
+        extra = {}
+        for name, value in kwargs.items():
+            if name in names or any(k.arg == name for k in a.kwonlyargs):
+                frame.vars[name] = value
+            else:
+                extra[name] = value
+        if a.kwarg:
+            frame.vars[a.kwarg.arg] = self.new("dict", items=extra, open=open_args)
+        for name in names + [k.arg for k in a.kwonlyargs]:
+            if name not in frame.vars:
+                frame.vars[name] = UNKNOWN if open_args else self.default_value(defaults.get(name), fn)
+        return self.run_body(fn, frame)
+
+    def default_value(self, node, fn):
+        if node is None:
+            return UNKNOWN
+        if isinstance(node, ast.Constant):
+            return Const(node.value)
+        saved = self.st.frame
+        frame = Frame(fn.module, saved, fn.closure)
+        self.st.frame = frame
+        value = self.eval(node)
+        self.st.frame = self.st.frame.parent
+        return value
+
+    def run_body(self, fn, frame):
+        self.visited.add((fn.module.path, fn.node.lineno, fn.node.col_offset))
+        saved_mode, saved_loops = self.st.mode, self.loops
+        for decorator in getattr(fn.node, "decorator_list", ()):
+            mode = self.decorator_mode(decorator)
+            if mode != "same":
+                self.st.mode = mode
+        self.st.frame = frame
+        self.loops = []
+        self.depth += 1
+        self.stack.append(fn.node)
+        self.returns.append([])
+        try:
+            if isinstance(fn.node, ast.Lambda):
+                value = self.eval(fn.node.body)
+                self.st.frame = self.st.frame.parent
+                return value
+            self.block(fn.node.body)
+            results = self.returns[-1]
+            if is_generator(fn.node):
+                value = UNKNOWN
+                st = self.st
+                for _, r in results:
+                    st = join_states(st, r)
+            else:
+                value, st = (Const(None), self.st) if self.st is not None else (None, None)
+                for v, r in results:
+                    value = v if value is None else join_values(value, v)
+                    st = join_states(st, r)
+            if st is None:  # it always raises
+                self.st = None
+                raise Unreachable
+            self.st = st
+            self.st.frame = self.st.frame.parent
+            self.st.mode = saved_mode
+            return value if value is not None else Const(None)
+        finally:
+            self.loops = saved_loops
+            self.depth -= 1
+            self.stack.pop()
+            self.returns.pop()
+            if self.st is not None:
+                self.st.mode = saved_mode
+
+    # ------------------------------------------------------------------ facts
+    def where(self, node):
+        module, stmt = self.statements[-1] if self.statements else (self.st.frame.module, node)
+        for m, s in reversed(self.statements):
+            module, stmt = m, s
+            break
+        return module, stmt
+
+    def fact(self, kind, node, bad, module=None, stmt=None, **info):
+        if module is None:
+            module, stmt_node = self.where(node)
+            stmt = stmt or stmt_node
+        span, statement = module.span(node), module.span(stmt)
+        info.setdefault("source", module.source(node) if bad else "")
+        if bad:
+            info.setdefault("torch", module.torch_name())
+        self.out.facts.append(Fact(kind, module.path, span, statement, bad, info, self.concrete))
+
+    def note_explanation(self, node, value):
+        module = self.st.frame.module if self.st and self.st.frame else None
+        if module is None or module.path != self.explain[0] or getattr(node, "lineno", 0) != self.explain[1]:
+            return
+        if not isinstance(node, (ast.Name, ast.Attribute, ast.Call, ast.BinOp, ast.Subscript)):
+            return
+        self.explain[2].setdefault(module.source(node), self.describe(value))
+
+    def describe(self, value):
+        if isinstance(value, Multi):
+            return ("each of " if value.each else "one of ") + ", ".join(dict.fromkeys(self.describe(v) for v in value.values))
+        obj = self.obj(value)
+        if obj is None:
+            return "unknown" if value is UNKNOWN or value == UNKNOWN else type(value).__name__.lower() + (
+                f" {value.value!r}" if isinstance(value, Const) else f" {value.name}" if isinstance(value, External) else "")
+        if obj.kind == "tensor":
+            known = {True: "yes", False: "no", None: "unknown"}
+            return (f"tensor (leaf: {known[obj.leaf]}, requires grad: {known[obj.rg]}, grad: {self.grad_state(value)}, "
+                    f"retained: {known[obj.retained]}, dtype: {obj.dtype or 'unknown'})")
+        return obj.kind
+
+
+class Unreachable(Exception):
+    """Every path of a called function raises: what follows the call does not run."""
+
+
+COMPARE = {
+    ast.Eq: lambda a, b: a == b, ast.NotEq: lambda a, b: a != b, ast.Lt: lambda a, b: a < b, ast.LtE: lambda a, b: a <= b,
+    ast.Gt: lambda a, b: a > b, ast.GtE: lambda a, b: a >= b, ast.Is: lambda a, b: a is b, ast.IsNot: lambda a, b: a is not b,
+    ast.In: lambda a, b: a in b, ast.NotIn: lambda a, b: a not in b,
+}
+BUILTINS = set(dir(__builtins__)) if not isinstance(__builtins__, dict) else set(__builtins__)
+
+
+def is_main_guard(stmt):
+    return isinstance(stmt, ast.If) and isinstance(stmt.test, ast.Compare) and isinstance(
+        stmt.test.left, ast.Name) and stmt.test.left.id == "__name__"
+
+
+def is_generator(node):
+    stack = list(node.body) if isinstance(node.body, list) else []
+    while stack:
+        n = stack.pop()
+        if isinstance(n, (ast.Yield, ast.YieldFrom)):
+            return True
+        if not isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)):
+            stack.extend(ast.iter_child_nodes(n))
+    return False
+
+
+def observe_file(project, path, out, explain=None):
+    """Interpret a file: its top level as a program, then what that never called, with unknown arguments."""
+    from gradfix.source import SourceError
+
+    try:
+        data = project.data(path)
+    except OSError as error:
+        out.problems.append(Problem(path, error.strerror or str(error)))
+        return
+    try:
+        text = project.text(path)
+    except SourceError as error:
+        out.problems.append(Problem(path, error.reason, error.row, error.col))
+        return
+    if explain is None and not ROOT_TOKENS.search(data) and not imports_checked_file(project, path, data):
+        if b"grad" not in data:
+            return
+    module = project.module(path)
+    if module is None:
+        out.problems.append(parse_problem(path, text))
+        return
+    try:
+        run_roots(project, module, out, explain)
+    except RecursionError:
+        out.problems.append(Problem(path, "nested too deeply to analyse"))
+
+
+IMPORT = re.compile(rb"^\s*(?:from\s+(\.*)([\w.]*)\s+import|import\s+([\w.]+))", re.M)
+
+
+def imports_checked_file(project, path, data):
+    for dots, name, plain in IMPORT.findall(data):
+        if project.resolve(path, (name or plain).decode(), len(dots)):
+            return True
+    return False
+
+
+def parse_problem(path, text):
+    try:
+        ast.parse(text)
+    except SyntaxError as error:
+        return Problem(path, f"syntax error: {error.msg}", error.lineno, error.offset)
+    except (ValueError, RecursionError, MemoryError) as error:
+        return Problem(path, f"cannot be parsed: {error}")
+    return Problem(path, "cannot be parsed")
+
+
+def run_roots(project, module, out, explain):
+    interpreter = Interpreter(project, out)
+    interpreter.explain = explain
+    interpreter.start(True)
+    frame = Frame(module, name="<module>")
+    interpreter.globals[module.path] = frame
+    interpreter.st.frame = frame
+    try:
+        interpreter.block(module.tree.body)
+        interpreter.finish()
+    except (OutOfBudget, Unreachable):
+        pass
+    top = interpreter.st.frame if interpreter.st is not None and interpreter.st.frame is not None else frame
+    while top.parent is not None:
+        top = top.parent
+    lines = module.text.split("\n")
+    heap = interpreter.st.heap if interpreter.st is not None else {}
+    for fn, owner in functions_of(module):
+        out.functions += 1
+        if (module.path, fn.lineno, fn.col_offset) in interpreter.visited:
+            out.interpreted += 1
+            continue
+        segment = "\n".join(lines[fn.lineno - 1 : fn.end_lineno])
+        if not ROOT_TOKENS.search(segment.encode("utf-8", "replace")):
+            continue
+        out.interpreted += 1
+        interpreter.start(False)
+        interpreter.st.heap = dict(heap)
+        interpreter.globals[module.path] = top
+        interpreter.st.frame = Frame(module, None, top, "<root>")
+        try:
+            interpreter.run_root(fn, owner, top)
+            interpreter.finish()
+        except (OutOfBudget, Unreachable):
+            pass
+
+
+def functions_of(module):
+    """(function, class or None) of a file, outer ones first; functions inside functions are theirs to call."""
+    for stmt in module.tree.body:
+        if isinstance(stmt, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            yield stmt, None
+        elif isinstance(stmt, ast.ClassDef):
+            for item in stmt.body:
+                if isinstance(item, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                    yield item, stmt
+        elif isinstance(stmt, (ast.If, ast.Try)):
+            for item in ast.walk(stmt):
+                if isinstance(item, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                    yield item, None
+
+
+def explain_line(project, path, line):
+    from gradfix.analysis.facts import Observations
+
+    beliefs: dict[str, str] = {}
+    observe_file(project, path, Observations(), (path, line, beliefs))
+    if not beliefs:
+        return f"{path}:{line}: nothing was evaluated there"
+    width = max(map(len, beliefs))
+    return "\n".join(f"{name:{width}}  {what}" for name, what in beliefs.items())

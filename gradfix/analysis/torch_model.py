@@ -1,0 +1,1586 @@
+"""What torch does to the abstract heap: creation, operations, cuts, modules, optimizers, backward, gradients."""
+
+from __future__ import annotations
+
+import ast
+
+from gradfix.analysis.values import (
+    UNKNOWN, Bound, Class, Const, Cut, External, Function, ModuleValue, Multi, Number, Obj, Ref, join_values, values_of,
+)
+
+FACTORIES = {
+    "tensor", "randn", "rand", "zeros", "ones", "empty", "full", "arange", "linspace", "logspace", "eye", "randint", "normal",
+    "randn_like", "rand_like", "zeros_like", "ones_like", "empty_like", "full_like", "Tensor", "FloatTensor", "DoubleTensor",
+    "randperm", "LongTensor", "IntTensor", "as_tensor", "from_numpy", "scalar_tensor", "empty_strided", "multinomial", "bernoulli",
+}
+INTEGER_FACTORIES = {"randint", "randperm", "LongTensor", "IntTensor", "multinomial"}
+CONVERSIONS = {"to", "cuda", "cpu", "float", "double", "half", "bfloat16", "type", "type_as", "clone", "contiguous"}
+DEVICE_MOVES = {"cuda", "to", "cpu", "double", "half", "float", "bfloat16", "type"}
+CUTS = {"detach", "data", "numpy", "item", "tolist"}
+INTEGER_RESULTS = {
+    "argmax", "argmin", "long", "int", "bool", "eq", "ne", "lt", "gt", "le", "ge", "isnan", "isinf", "nonzero", "argsort",
+    "bincount", "all", "any", "equal", "allclose", "short", "char", "byte", "logical_and", "logical_or", "logical_not",
+}
+NUMBERS = {"size", "dim", "numel", "ndim", "shape", "dtype", "device", "is_leaf", "requires_grad", "nelement", "stride", "is_cuda",
+           "element_size", "data_ptr", "get_device", "is_contiguous", "names", "layout", "grad_fn", "retains_grad", "__len__"}
+VIEWS = {"view", "reshape", "squeeze", "unsqueeze", "t", "transpose", "permute", "flatten", "expand", "T", "mT", "narrow", "select",
+         "chunk", "split", "unbind", "diagonal", "view_as", "expand_as"}
+LINEAR = {"mean", "sum", "neg", "view", "reshape", "squeeze", "unsqueeze", "clone", "to", "float", "double", "add", "sub"}
+NO_PARAMETERS = {
+    "ReLU", "Tanh", "Sigmoid", "GELU", "SiLU", "Softmax", "LogSoftmax", "Dropout", "Flatten", "Identity", "MSELoss", "L1Loss",
+    "CrossEntropyLoss", "NLLLoss", "BCELoss", "BCEWithLogitsLoss", "SmoothL1Loss", "HuberLoss", "KLDivLoss", "MaxPool2d", "AvgPool2d",
+    "AdaptiveAvgPool2d", "AdaptiveMaxPool2d", "Upsample", "ELU", "LeakyReLU", "Softplus", "Hardtanh", "Unflatten", "ZeroPad2d",
+    "MaxPool1d", "AvgPool1d", "AdaptiveAvgPool1d", "Dropout2d", "PixelShuffle", "CosineSimilarity", "Softmax2d", "LogSigmoid",
+    "ReLU6", "Mish", "Hardswish", "GaussianNLLLoss", "PoissonNLLLoss", "CosineEmbeddingLoss", "TripletMarginLoss", "CTCLoss",
+}
+CONTAINERS = {"Sequential", "ModuleList", "ModuleDict", "ParameterList", "ParameterDict"}
+BIASED = {"Linear": 2, "Conv1d": 3, "Conv2d": 3, "Conv3d": 3, "ConvTranspose1d": 3, "ConvTranspose2d": 3, "LayerNorm": 1,
+          "BatchNorm1d": 1, "BatchNorm2d": 1, "BatchNorm3d": 1, "GroupNorm": 1, "Bilinear": 3, "InstanceNorm2d": 1}
+TYPO = ("require_grad", "requires_grads", "requres_grad", "require_grads", "required_grad", "requires_gard", "require_gradient",
+        "requires_gradient", "reqires_grad", "requries_grad", "requiers_grad", "requieres_grad", "requirs_grad", "need_grad_",
+        "requires_gradients", "requiregrad", "requiresgrad", "requires_grd", "requires_garad", "requiresGrad", "required_grads",
+        "requires_grad_fn", "requiers_grads", "reuires_grad", "require_gard", "requred_grad", "requires_gradd", "request_grad")
+
+
+def is_typo(name):
+    """Is `name` `requires_grad` with one or two slips of the keyboard?"""
+    if name in ("requires_grad", "requires_grad_", "retain_grad", "retains_grad", "zero_grad", "require_backward_grad_sync"):
+        return False
+    return name in TYPO or (name.startswith("req") and "gr" in name and _distance(name, "requires_grad") <= 2)
+
+
+def _distance(a, b):
+    row = list(range(len(b) + 1))
+    for i, x in enumerate(a, 1):
+        last, row[0] = row[0], i
+        for j, y in enumerate(b, 1):
+            last, row[j] = row[j], min(row[j] + 1, row[j - 1] + 1, last + (x != y))
+    return row[-1]
+
+
+class TorchModel:
+    # ------------------------------------------------------------- tensors
+    def tensor(self, node, ins=(), rg=None, leaf=None, **kw):
+        kw.setdefault("grad", "none" if leaf or leaf is False else "unknown")
+        return self.new("tensor", node=node, ins=tuple(ins), rg=rg, leaf=leaf, mode=self.st.mode, **kw)
+
+    def operands(self, values):
+        out = []
+        for v in values:
+            for part in values_of(v):
+                obj = self.obj(part)
+                if obj is None:
+                    if isinstance(part, Number):
+                        out.append(part)
+                    continue
+                if obj.kind in ("list", "tuple", "iter"):
+                    out.extend(self.operands(obj.items))
+                elif obj.kind == "dict":
+                    out.extend(self.operands(obj.items.values()))
+                else:
+                    out.append(part)
+        return out
+
+    def operation(self, node, values, name="", linear=False, view=None):
+        """The result of a torch operation: recorded where grad mode is on and an operand requires grad."""
+        parts = self.operands(values)
+        rgs, ins, dead, cut_ins = [], [], frozenset(), []
+        for part in parts:
+            if isinstance(part, Number):
+                cut_ins.extend(part.cuts)
+                continue
+            obj = self.obj(part)
+            if obj.kind in ("tensor", "opaque", "module", "instance"):
+                rgs.append(obj.rg if obj.kind in ("tensor", "opaque") else None)
+                ins.append(part.oid)
+                dead |= obj.dead
+        if name in INTEGER_RESULTS:
+            return self.tensor(node, (), rg=False, leaf=True, dtype="int", dead=frozenset())
+        if self.st.mode is False:
+            rg = False
+        elif self.st.mode is None:
+            rg = None if any(r is not False for r in rgs) else False
+        else:
+            rg = True if True in rgs else (False if all(r is False for r in rgs) else None)
+        if not linear:
+            dead = frozenset()
+        lost = None
+        live = [i for i in ins if self.st.heap[i].rg]
+        if len(live) == 1:
+            source = self.st.heap[live[0]]
+            lost = live[0] if source.leaf else source.lost
+        ref = self.tensor(node, tuple(ins) if rg is not False else (), rg=rg, leaf=None if rg is None else not rg, dead=dead, lost=lost,
+                          view=view, conversion=name if name in CONVERSIONS else None)
+        if rg is not False and cut_ins:
+            obj = self.st.heap[ref.oid]
+            obj.numeric = frozenset(cut_ins)
+        if rg is False and (cut_ins or dead):
+            self.st.heap[ref.oid].dead = dead | frozenset(cut_ins)
+        return ref
+
+    def factory(self, node, name, args, kwargs):
+        rg = kwargs.get("requires_grad", Const(False))
+        rg = bool(rg.value) if isinstance(rg, Const) else None
+        if isinstance(rg, bool) and rg and self.st.mode is None:
+            pass
+        dtype = self.dtype_of(name, args, kwargs)
+        cuts = frozenset(c for v in self.operands(args) if isinstance(v, Number) for c in v.cuts)
+        if name in ("as_tensor", "from_numpy", "Tensor", "asarray") and args and self.obj(args[0]) is not None and self.obj(args[0]).kind in ("tensor", "opaque"):
+            return self.operation(node, [args[0]], "as_tensor")
+        ref = self.tensor(node, (), rg=rg, leaf=True, dtype=dtype, dead=cuts)
+        if dtype == "int" and rg:
+            self.fact("integer-requires-grad", node, True, dtype_source=self.integer_source(node, kwargs))
+        elif rg:
+            self.fact("integer-requires-grad", node, False)
+        self.keyword_typos(node, ref)
+        return ref
+
+    def keyword_typos(self, node, ref):
+        for k in node.keywords:
+            if k.arg and is_typo(k.arg):
+                self.fact("requires-grad-typo", node, True, keyword=k.arg, statement_only=False)
+
+    def integer_source(self, node, kwargs):
+        if any(k.arg == "dtype" for k in node.keywords):
+            return "dtype"
+        return "literal"
+
+    def dtype_of(self, name, args, kwargs):
+        if "dtype" in kwargs:
+            d = kwargs["dtype"]
+            if isinstance(d, External):
+                last = d.name.rsplit(".", 1)[-1]
+                return "int" if last in ("int", "long", "int32", "int64", "int8", "int16", "uint8", "bool", "short") else (
+                    "float" if last.startswith(("float", "double", "half", "bfloat")) else "complex" if "complex" in last else None)
+            return None
+        if name in INTEGER_FACTORIES:
+            return "int"
+        if name == "tensor" and args:
+            return self.literal_dtype(args[0])
+        if name == "arange":
+            kinds = [self.literal_dtype(a) for a in args]
+            return "int" if kinds and all(k == "int" for k in kinds) else ("float" if "float" in kinds else None)
+        if name == "full" and len(args) > 1:
+            return self.literal_dtype(args[1])
+        if name in ("randn", "rand", "zeros", "ones", "empty", "linspace", "eye", "normal", "FloatTensor", "DoubleTensor", "Tensor"):
+            return "float"
+        if name.endswith("_like") and args and self.obj(args[0]) is not None:
+            return self.obj(args[0]).dtype
+        return None
+
+    def literal_dtype(self, value):
+        if isinstance(value, Const):
+            if isinstance(value.value, (bool, int)):
+                return "int"
+            if isinstance(value.value, float):
+                return "float"
+            return "complex" if isinstance(value.value, complex) else None
+        obj = self.obj(value)
+        if obj is not None and obj.kind in ("list", "tuple") and not obj.open and obj.items:
+            kinds = {self.literal_dtype(i) for i in obj.items}
+            if None in kinds:
+                return None
+            return "float" if "float" in kinds else "complex" if "complex" in kinds else "int"
+        return None
+
+    # ----------------------------------------------------------- grad mode
+    def grad_mode_of(self, node, value):
+        if isinstance(value, Bound) and value.name == "grad-mode":
+            return value.node
+        return "same"
+
+    def decorator_mode(self, decorator):
+        text = ast.unparse(decorator)
+        if text.split("(")[0].endswith(("no_grad", "inference_mode")):
+            return False
+        if text.split("(")[0].endswith("enable_grad"):
+            return True
+        return "same"
+
+    # ---------------------------------------------------------- attributes
+    def on_Attribute(self, node):
+        value = self.eval(node.value)
+        results = [self.attribute(v, node.attr, node) for v in values_of(value) if not (isinstance(value, Multi) and v == Const(None))]
+        if not results:
+            return UNKNOWN
+        out = results[0]
+        for r in results[1:]:
+            out = r if out == r else Multi(tuple(dict.fromkeys(values_of(out) + values_of(r)))[:24])
+        if isinstance(out, Multi) and isinstance(value, Multi) and value.each:
+            out = Multi(out.values, True)
+        return out
+
+    def attribute(self, value, name, node):
+        if isinstance(value, External):
+            return External(f"{value.name}.{name}")
+        if isinstance(value, ModuleValue):
+            frame = self.module_frame(value.path)
+            if frame is not None and name in frame.vars:
+                return frame.vars[name]
+            path = self.project.resolve(value.path, name, 1) if value.path.endswith("__init__.py") else None
+            return ModuleValue(path) if path else UNKNOWN
+        if isinstance(value, Class):
+            found = self.class_attribute(value, name)
+            return found if found is not None else UNKNOWN
+        if isinstance(value, Bound) and value.name == "grad":
+            return Bound(value.receiver, "grad." + name, value.node)
+        obj = self.obj(value)
+        if obj is None:
+            return self.opaque_attribute(value, name, node)
+        if obj.kind in ("tensor", "opaque") and name == "grad" and name not in obj.attrs:
+            return Bound(value, "grad", node)
+        if name in obj.attrs:
+            return obj.attrs[name]
+        if obj.kind == "tensor":
+            if name in ("data",):
+                return self.cut_tensor(value, node, "data")
+            if name in ("T", "mT", "H", "real", "imag"):
+                return self.operation(node, [value], "T", linear=True)
+            if name in NUMBERS:
+                if name == "requires_grad" and obj.rg is not None:
+                    return Const(obj.rg)
+                if name == "is_leaf" and obj.leaf is not None:
+                    return Const(obj.leaf)
+                return UNKNOWN
+            return Bound(value, name, node)
+        if obj.kind in ("instance", "module") and obj.cls is not None:
+            found = self.class_attribute(obj.cls, name)
+            if isinstance(found, Function):
+                decorators = {ast.unparse(d) for d in getattr(found.node, "decorator_list", ())}
+                if decorators & {"property", "cached_property", "functools.cached_property"}:
+                    return self.call_function(found, [], {}, node, receiver=value)
+                return Bound(value, name, node, found)
+            if found is not None:
+                return found
+        if obj.kind == "module" and obj.cls is None and name in ("weight", "bias") and obj.origin in BIASED or (
+                obj.kind == "module" and obj.origin == "Embedding" and name == "weight"):
+            return UNKNOWN
+        if obj.kind in ("instance", "module", "opaque") and name not in METHODS:
+            # An attribute that we can't see: remembered, so that it is the same object at the next read.
+            ref = self.new("opaque", origin=("attr", name), node=node, ins=(value.oid,) if obj.kind == "opaque" else (), made_after=0)
+            fresh = self.st.heap[value.oid].copy()
+            fresh.attrs[name] = ref
+            self.st.heap[value.oid] = fresh
+            self.st.heap[ref.oid].alive = False  # may be a method: becomes data when used as data
+            return ref
+        return Bound(value, name, node)
+
+    def opaque_attribute(self, value, name, node):
+        return UNKNOWN
+
+    def class_attribute(self, cls, name, depth=0):
+        if name in cls.attrs:
+            return cls.attrs[name]
+        if depth < 8:
+            for base in cls.bases:
+                if isinstance(base, Class):
+                    found = self.class_attribute(base, name, depth + 1)
+                    if found is not None:
+                        return found
+        return None
+
+    def is_module_class(self, cls, depth=0):
+        for base in cls.bases:
+            if isinstance(base, External):
+                last = base.name.rsplit(".", 1)[-1]
+                if base.name.startswith("torch.nn") or last in ("Module", "LightningModule", "PreTrainedModel"):
+                    return True
+                if "forward" in cls.attrs or last.endswith(("Module", "Model", "Layer")):
+                    return True
+            elif isinstance(base, Class) and depth < 8 and self.is_module_class(base, depth + 1):
+                return True
+        return False
+
+    def cut_tensor(self, value, node, kind):
+        obj = self.obj(value)
+        return self.tensor(node, (), rg=False, leaf=True, dtype=obj.dtype if obj else None)
+
+    # ----------------------------------------------------------- operators
+    def on_BinOp(self, node):
+        left, right = self.eval(node.left), self.eval(node.right)
+        if isinstance(left, Const) and isinstance(right, Const):
+            try:
+                result = ARITHMETIC[type(node.op)](left.value, right.value)
+                return Const(result) if not isinstance(result, (str, bytes)) or len(result) < 200 else UNKNOWN
+            except Exception:
+                return UNKNOWN
+        self.use_grad(left, node.left)
+        self.use_grad(right, node.right)
+        lists = [self.obj(v) for v in (left, right)]
+        if isinstance(node.op, ast.Add) and any(o is not None and o.kind in ("list", "tuple") for o in lists):
+            items = tuple(i for o in lists if o is not None and o.kind in ("list", "tuple", "iter") for i in o.items)
+            return self.new(next(o.kind for o in lists if o is not None and o.kind in ("list", "tuple")), items=items,
+                            open=any(o is None or o.open for o in lists))
+        return self.arithmetic(node, node.op, left, right)
+
+    def arithmetic(self, node, op, left, right):
+        additive = isinstance(op, (ast.Add, ast.Sub))
+        scale = isinstance(op, (ast.Mult, ast.Div))
+        sides = [left, right]
+        numbers = [v for v in sides for p in values_of(v) if isinstance(p, Number)]
+        tensors = [v for v in sides if any(self.obj(p) is not None and self.obj(p).kind in ("tensor", "opaque") for p in values_of(v))]
+        if not tensors:
+            cuts = frozenset(c for v in sides for p in values_of(v) if isinstance(p, Number) for c in p.cuts)
+            return Number(cuts) if cuts else self.grad_arithmetic(node, sides)
+        linear = additive or (scale and len(tensors) == 1)
+        result = self.operation(node, sides, "", linear=linear)
+        if additive and numbers:
+            cuts = frozenset(c for v in numbers for p in values_of(v) if isinstance(p, Number) for c in p.cuts)
+            self.st.heap[result.oid].dead |= cuts
+        self.st.heap[result.oid].typo = tuple(v.receiver.oid for v in sides for p in values_of(v) if isinstance(p, Bound) and p.name.startswith("grad")
+                                              for v in (p,)) or self.grad_sources(sides)
+        return result
+
+    def grad_sources(self, sides):
+        """Objects whose `.grad` went into a value."""
+        out = []
+        for v in sides:
+            for p in values_of(v):
+                if isinstance(p, Bound) and p.name.startswith("grad"):
+                    out.append(p.receiver.oid)
+                obj = self.obj(p)
+                if obj is not None and obj.kind == "tensor" and obj.typo:
+                    out.extend(obj.typo)
+        return tuple(dict.fromkeys(out))
+
+    def grad_arithmetic(self, node, sides):
+        sources = self.grad_sources(sides)
+        if sources:
+            ref = self.tensor(node, (), rg=False, leaf=True)
+            self.st.heap[ref.oid].typo = sources
+            return ref
+        return UNKNOWN
+
+    def on_UnaryOp(self, node):
+        value = self.eval(node.operand)
+        if isinstance(value, Const):
+            try:
+                return Const({ast.USub: lambda v: -v, ast.UAdd: lambda v: +v, ast.Not: lambda v: not v, ast.Invert: lambda v: ~v}[type(node.op)](value.value))
+            except Exception:
+                return UNKNOWN
+        self.use_grad(value, node.operand)
+        if isinstance(value, Number):
+            return value
+        if self.obj(value) is not None and self.obj(value).kind == "tensor":
+            return self.operation(node, [value], "neg", linear=True)
+        return self.grad_arithmetic(node, [value])
+
+    def compare_values(self, node, values):
+        if len(values) == 2 and isinstance(node.ops[0], (ast.Is, ast.IsNot, ast.In, ast.NotIn)):
+            return UNKNOWN
+        for v, n in zip(values, [node.left, *node.comparators]):
+            if not (isinstance(n, ast.Constant)) and not any(isinstance(c, ast.Constant) and c.value is None for c in node.comparators):
+                self.use_grad(v, n)
+        if any(self.obj(v) is not None and self.obj(v).kind == "tensor" for v in values):
+            return self.operation(node, values, "eq")
+        return UNKNOWN
+
+    def on_Subscript(self, node):
+        value = self.eval(node.value)
+        index = self.eval(node.slice)
+        self.use_grad(value, node.value)
+        results = [self.item(v, index, node) for v in values_of(value)]
+        out = results[0]
+        for r in results[1:]:
+            out = join_values(out, r)
+        return out
+
+    def item(self, value, index, node):
+        obj = self.obj(value)
+        if obj is None:
+            if isinstance(value, Number):
+                return value
+            return self.grad_arithmetic(node, [value]) if isinstance(value, Bound) else UNKNOWN
+        if obj.kind in ("list", "tuple", "iter"):
+            if isinstance(index, Const) and isinstance(index.value, int) and -len(obj.items) <= index.value < len(obj.items):
+                if not obj.open or index.value < 0:
+                    return obj.items[index.value]
+            if isinstance(node.slice, ast.Slice):
+                return self.new(obj.kind, items=obj.items, open=True)
+            return self.each(obj.items) if obj.items else UNKNOWN
+        if obj.kind == "dict":
+            if isinstance(index, Const) and index.value in obj.items:
+                return obj.items[index.value]
+            return self.each(obj.items.values()) if obj.items else UNKNOWN
+        if obj.kind == "tensor":
+            return self.operation(node, [value, index], "", linear=True, view=value.oid)
+        if obj.kind == "module" and obj.items:
+            if isinstance(obj.items, dict):
+                return obj.items.get(index.value, UNKNOWN) if isinstance(index, Const) else self.each(obj.items.values())
+            if isinstance(index, Const) and isinstance(index.value, int) and -len(obj.items) <= index.value < len(obj.items):
+                return obj.items[index.value]
+            return self.each(obj.items)
+        if obj.kind == "opaque":
+            key = ("item", index.value) if isinstance(index, Const) else ("item", ast.dump(node.slice))
+            if key in obj.attrs:
+                return obj.attrs[key]
+            ref = self.new("opaque", origin=("item", obj.origin), ins=(value.oid,), node=node, rg=obj.rg if obj.origin == "result" else None)
+            self.st.heap[value.oid] = self.st.heap[value.oid].copy()
+            self.st.heap[value.oid].attrs[key] = ref
+            return ref
+        return UNKNOWN
+
+    def element_of(self, value, again=None):
+        """A value of unknown iteration: `for x in value`."""
+        obj = self.obj(value)
+        if obj is None:
+            if isinstance(value, Number):
+                return value
+            return self.new("opaque", origin=("element", "unknown"), made_after=0) if not isinstance(value, Const) else UNKNOWN
+        if obj.kind == "parameters":
+            return obj.items[0] if obj.items else self.new("opaque", origin="parameter", rg=None, leaf=True, param=True, ins=obj.ins, made_after=0)
+        if obj.kind == "tensor":
+            return self.operation(None, [value], "", linear=True, view=value.oid)
+        if obj.kind == "module" and obj.items:
+            return self.each(obj.items)
+        return self.new("opaque", origin=("element", obj.origin), ins=(value.oid,), made_after=len(self.st.backwards))
+
+    def part_of(self, value, i):
+        obj = self.obj(value)
+        if obj is not None and obj.kind == "opaque":
+            if obj.origin == "named-parameter":
+                return UNKNOWN if i == 0 else obj.attrs["parameter"]
+            key = ("item", i)
+            if key not in obj.attrs:
+                ref = self.new("opaque", origin=("item", obj.origin), ins=(value.oid,))
+                self.st.heap[value.oid] = self.st.heap[value.oid].copy()
+                self.st.heap[value.oid].attrs[key] = ref
+                return ref
+            return obj.attrs[key]
+        if isinstance(value, Number):
+            return value
+        if obj is not None and obj.kind == "tensor":
+            return self.operation(None, [value], "", linear=True, view=value.oid)
+        return UNKNOWN
+
+    # --------------------------------------------------------------- calls
+    def on_Call(self, node):
+        func = self.eval(node.func)
+        args, open_args = [], False
+        for a in node.args:
+            if isinstance(a, ast.Starred):
+                value = self.eval(a.value)
+                obj = self.obj(value)
+                if obj is not None and obj.kind in ("list", "tuple") and not obj.open:
+                    args.extend(obj.items)
+                else:
+                    open_args = True
+                    args.append(self.element_of(value))
+            else:
+                args.append(self.eval(a))
+        kwargs = {}
+        for k in node.keywords:
+            value = self.eval(k.value)
+            if k.arg is None:
+                obj = self.obj(value)
+                if obj is not None and obj.kind == "dict":
+                    kwargs.update({key: v for key, v in obj.items.items() if isinstance(key, str) and not key.startswith("*")})
+                open_args = True
+            else:
+                kwargs[k.arg] = value
+        results = [self.call(f, args, kwargs, node, open_args) for f in values_of(func)]
+        out = results[0]
+        for r in results[1:]:
+            out = join_values(out, r)
+        return out
+
+    def call(self, f, args, kwargs, node, open_args):
+        if isinstance(f, Function):
+            return self.call_function(f, args, kwargs, node, open_args=open_args)
+        if isinstance(f, Class):
+            return self.instantiate(f, args, kwargs, node, open_args)
+        if isinstance(f, External):
+            return self.call_external(f.name, args, kwargs, node, open_args)
+        if isinstance(f, Bound):
+            return self.call_method(f, args, kwargs, node, open_args)
+        obj = self.obj(f)
+        if obj is not None and obj.kind == "module":
+            return self.call_module(f, args, kwargs, node, open_args)
+        if obj is not None and obj.kind == "instance" and obj.cls is not None:
+            fn = self.class_attribute(obj.cls, "__call__") or None
+            if isinstance(fn, Function):
+                return self.call_function(fn, args, kwargs, node, receiver=f, open_args=open_args)
+        for a, n in zip(args, node.args):
+            self.use_grad(a, n)
+        if obj is not None and obj.kind == "opaque":
+            return self.call_opaque(f, obj, args, kwargs, node)
+        if f is UNKNOWN or f == UNKNOWN:
+            return self.unknown_result(node, args, kwargs)
+        return UNKNOWN
+
+    def unknown_result(self, node, args, kwargs, receiver=None):
+        parts = self.operands([*args, *kwargs.values()])
+        ins = [p.oid for p in parts if isinstance(p, Ref)] + ([receiver.oid] if receiver is not None else [])
+        numbers = frozenset(c for p in parts if isinstance(p, Number) for c in p.cuts)
+        if numbers and not ins:
+            return Number(numbers)
+        return self.new("opaque", origin="result", ins=tuple(ins), node=node, mode=self.st.mode)
+
+    def call_opaque(self, f, obj, args, kwargs, node):
+        origin = obj.origin
+        if isinstance(origin, tuple) and origin[0] == "attr":
+            # A method of an object that we can't see.
+            owner = next((i for i in self.st.heap if self.st.heap[i].attrs.get(origin[1]) == f), None)
+            if owner is not None:
+                return self.call_method(Bound(Ref(owner), origin[1], node), args, kwargs, node, False)
+        return self.unknown_result(node, args, kwargs, f)
+
+    def instantiate(self, cls, args, kwargs, node, open_args):
+        module = self.is_module_class(cls)
+        ref = self.new("module" if module else "instance", cls=cls, node=node)
+        init = self.class_attribute(cls, "__init__")
+        fields = cls.attrs.get("__fields__")
+        if isinstance(init, Function):
+            self.call_function(init, args, kwargs, node, receiver=ref, open_args=open_args)
+        elif fields and any("dataclass" in ast.unparse(d) for d in cls.node.decorator_list):
+            obj = self.st.heap[ref.oid].copy()
+            for (name, default), value in zip(fields, args):
+                obj.attrs[name] = value
+            for name, default in fields[len(args):]:
+                obj.attrs[name] = kwargs.get(name, cls.attrs.get(name, UNKNOWN))
+            self.st.heap[ref.oid] = obj
+        return ref
+
+    def call_module(self, ref, args, kwargs, node, open_args):
+        obj = self.obj(ref)
+        if obj.cls is not None:
+            forward = self.class_attribute(obj.cls, "forward") or self.class_attribute(obj.cls, "__call__")
+            if isinstance(forward, Function):
+                result = self.call_function(forward, args, kwargs, node, receiver=ref, open_args=open_args)
+                return result
+            return self.unknown_result(node, args, kwargs, ref)
+        if obj.origin == "Sequential":
+            value = args[0] if args else UNKNOWN
+            for item in obj.items.values() if isinstance(obj.items, dict) else obj.items:
+                value = self.call(item, [value], {}, node, False)
+            return value
+        for a, n in zip(args, node.args):
+            self.use_grad(a, n)
+        parameters = [v for v in obj.attrs.values() if self.obj(v) is not None and self.obj(v).param]
+        if obj.open:
+            result = self.unknown_result(node, args, kwargs, ref)
+            return result
+        name = "sum" if obj.origin and str(obj.origin).endswith("Loss") else ""
+        result = self.operation(node, [*parameters, *args, *kwargs.values()], name)
+        if str(obj.origin) in ("LSTM", "GRU", "RNN", "MultiheadAttention"):
+            return self.new("tuple", items=(result, self.operation(node, [*parameters, *args], "")))
+        return result
+
+    def build_module(self, name, args, kwargs, node):
+        ref = self.new("module", origin=name, node=node)
+        obj = self.st.heap[ref.oid]
+        if name in CONTAINERS:
+            source = args
+            if name in ("ModuleList", "ParameterList", "ModuleDict", "ParameterDict") and args:
+                inner = self.obj(args[0])
+                source = inner.items if inner is not None and inner.kind in ("list", "tuple", "iter", "dict") else ()
+                obj.open = inner is None or inner.open or inner.kind not in ("list", "tuple", "iter", "dict")
+            obj.items = dict(source) if isinstance(source, dict) else tuple(source)
+            obj.open = obj.open or any(a is UNKNOWN for a in args)
+            return ref
+        if name in NO_PARAMETERS:
+            return ref
+        names = ["weight"]
+        if name in BIASED and kwargs.get("bias") != Const(False) and kwargs.get("affine") != Const(False):
+            names.append("bias")
+        if name in ("LSTM", "GRU", "RNN"):
+            names = ["weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0"]
+        elif name not in BIASED and name != "Embedding":
+            obj.open = True
+            return ref
+        for attr in names:
+            obj.attrs[attr] = self.tensor(node, (), rg=True, leaf=True, dtype="float", param=True)
+        return ref
+
+    def parameters_of(self, value, seen=None):
+        """(parameters, open): the parameters of a module; `open` where it holds some that we can't see."""
+        seen = set() if seen is None else seen
+        obj = self.obj(value)
+        if obj is None:
+            return [], True
+        if value.oid in seen:
+            return [], False
+        seen.add(value.oid)
+        if obj.kind == "tensor":
+            return ([value], False) if obj.param else ([], False)
+        if obj.kind == "opaque":
+            return [], obj.origin == "result" or obj.kind == "opaque"
+        if obj.kind != "module":
+            return [], False
+        out, open_ = [], obj.open
+        items = obj.items.values() if isinstance(obj.items, dict) else obj.items
+        for child in [*obj.attrs.values(), *items]:
+            for v in values_of(child):
+                child_obj = self.obj(v)
+                if child_obj is None:
+                    continue
+                if child_obj.kind in ("module", "opaque") or child_obj.param:
+                    if child_obj.kind == "opaque" and child_obj.alive is False:
+                        continue
+                    more, o = self.parameters_of(v, seen)
+                    out += more
+                    open_ |= o
+        if obj.cls is not None and any(isinstance(b, External) and not b.name.startswith("torch") for b in obj.cls.bases):
+            open_ = True
+        return out, open_
+
+    def call_external(self, name, args, kwargs, node, open_args):
+        last = name.rsplit(".", 1)[-1]
+        root = name.split(".", 1)[0]
+        if root == "builtins":
+            return self.call_builtin(last, args, kwargs, node)
+        if root == "torch":
+            if last in ("no_grad", "inference_mode"):
+                return Bound(UNKNOWN, "grad-mode", False)
+            if last == "enable_grad":
+                return Bound(UNKNOWN, "grad-mode", True)
+            if last == "set_grad_enabled":
+                mode = bool(args[0].value) if args and isinstance(args[0], Const) else None
+                if isinstance(self.statements[-1][1], ast.Expr):
+                    self.st.mode = mode
+                return Bound(UNKNOWN, "grad-mode", mode)
+            if last == "Parameter":
+                return self.parameter(node, args, kwargs)
+            if name.startswith("torch.optim.") or ".optim." in name and last[:1].isupper():
+                return self.optimizer(node, args, kwargs) if "lr_scheduler" not in name else UNKNOWN
+            if name in ("torch.autograd.backward",):
+                return self.backward(node, args[0] if args else kwargs.get("tensors", UNKNOWN), kwargs)
+            if name == "torch.autograd.grad":
+                ref = self.new("opaque", origin="gradients", rg=False if "create_graph" not in kwargs else None, made_after=0)
+                return ref
+            if name.startswith("torch.nn.") and last[:1].isupper() and "functional" not in name and "utils" not in name and "init" not in name:
+                return self.build_module(last, args, kwargs, node)
+            if name.startswith("torch.nn.init") or name.startswith("torch.nn.utils"):
+                return args[0] if args and name.startswith("torch.nn.init") else UNKNOWN
+            if last in FACTORIES and name.count(".") == 1:
+                return self.factory(node, last, args, kwargs)
+            if name.startswith(("torch.distributions", "torch.utils.data")):
+                return self.unknown_result(node, args, kwargs)
+            for a, n in zip(args, node.args):
+                self.use_grad(a, n)
+            if name.count(".") == 1 and last in ("manual_seed", "device", "save", "compile", "set_num_threads", "is_tensor", "Generator", "Size"):
+                return args[0] if last == "compile" and args else UNKNOWN
+            if last[:1].isupper() or not (args or kwargs):
+                return UNKNOWN
+            if "out" in kwargs:
+                return kwargs["out"]
+            inputs = [*args, *kwargs.values()]
+            if self.grad_sources(self.flat(inputs)) and not any(self.obj(v) is not None and self.obj(v).kind == "tensor" and self.obj(v).rg is not False for v in self.flat(inputs)):
+                return self.grad_arithmetic(node, self.flat(inputs))
+            if not self.operands(inputs) and name.count(".") > 1 and not name.startswith("torch.nn.functional"):
+                return UNKNOWN
+            return self.operation(node, inputs, last, linear=last in LINEAR)
+        for a, n in zip(args, node.args):
+            self.use_grad(a, n)
+        if root in ("math", "cmath") or (root == "numpy" and args):
+            return self.escape(args, node, "math" if root != "numpy" else "numpy")
+        if name in ("copy.deepcopy", "copy.copy") and args:
+            return self.deepcopy(args[0])
+        if name in ("functools.partial",) and args:
+            return UNKNOWN
+        if last == "Variable" and args:
+            return UNKNOWN
+        return self.unknown_result(node, args, kwargs)
+
+    def flat(self, values):
+        out = []
+        for v in values:
+            obj = self.obj(v)
+            out.extend(self.flat(obj.items)) if obj is not None and obj.kind in ("list", "tuple", "iter") else out.append(v)
+        return out
+
+    def deepcopy(self, value, memo=None):
+        memo = {} if memo is None else memo
+        obj = self.obj(value)
+        if obj is None:
+            return value
+        if value.oid in memo:
+            return memo[value.oid]
+        ref = self.new(obj.kind)
+        memo[value.oid] = ref
+        new = obj.copy()
+        new.attrs = {k: self.deepcopy(v, memo) for k, v in obj.attrs.items()}
+        if isinstance(obj.items, dict):
+            new.items = {k: self.deepcopy(v, memo) for k, v in obj.items.items()}
+        elif obj.kind != "range":
+            new.items = tuple(self.deepcopy(v, memo) for v in obj.items)
+        self.st.heap[ref.oid] = new
+        return ref
+
+    def escape(self, args, node, kind):
+        """A Python number of a tensor: a cut."""
+        cuts = set()
+        for v in self.operands(args):
+            if isinstance(v, Number):
+                cuts |= v.cuts
+            else:
+                obj = self.obj(v)
+                if obj.kind in ("tensor", "opaque") and obj.rg is not False:
+                    module, stmt = self.statements[-1]
+                    cuts.add(Cut(module.path, module.span(node), kind, v.oid, module.span(stmt)))
+                cuts |= obj.dead
+        return Number(frozenset(cuts)) if cuts else UNKNOWN
+
+    def parameter(self, node, args, kwargs):
+        rg = kwargs.get("requires_grad", args[1] if len(args) > 1 else Const(True))
+        rg = bool(rg.value) if isinstance(rg, Const) else None
+        self.keyword_typos(node, None)
+        dtype = self.obj(args[0]).dtype if args and self.obj(args[0]) is not None else None
+        if dtype == "int" and rg:
+            self.fact("integer-requires-grad", node, True, dtype_source="parameter")
+        return self.tensor(node, (), rg=rg, leaf=True, param=True, dtype=dtype)
+
+    # ------------------------------------------------------------ builtins
+    def call_builtin(self, name, args, kwargs, node):
+        first = args[0] if args else UNKNOWN
+        obj = self.obj(first)
+        if name == "range":
+            if args and all(isinstance(a, Const) and isinstance(a.value, int) for a in args):
+                r = range(*[a.value for a in args])
+                return self.new("range", items=(r.start, len(r)))
+            return self.new("range", items=(args[0].value if len(args) > 1 and isinstance(args[0], Const) else 0, None))
+        if name == "enumerate":
+            turns = self.turns(first)
+            exact = obj is not None and obj.kind in ("list", "tuple", "iter") and not obj.open and len(obj.items) <= 8
+            return self.new("iter", items=tuple(self.new("tuple", items=(Const(i) if exact or i == 0 else UNKNOWN, v)) for i, v in enumerate(turns)),
+                            open=not exact)
+        if name == "zip":
+            columns = [self.turns(a) for a in args]
+            exact = all((o := self.obj(a)) is not None and o.kind in ("list", "tuple", "iter", "dict") and not o.open for a in args)
+            return self.new("iter", items=tuple(self.new("tuple", items=row) for row in zip(*columns)), open=not exact)
+        if name in ("list", "tuple", "sorted", "reversed", "iter", "set"):
+            kind = "tuple" if name == "tuple" else "iter" if name in ("iter", "reversed") else "list"
+            if not args:
+                return self.new(kind)
+            if obj is not None and obj.kind in ("list", "tuple", "iter"):
+                items = tuple(reversed(obj.items)) if name == "reversed" else obj.items
+                return self.new(kind, items=items, open=obj.open)
+            if obj is not None and obj.kind == "dict":
+                return self.new(kind, items=tuple(Const(k) if not str(k).startswith("*") else UNKNOWN for k in obj.items), open=obj.open)
+            if isinstance(first, Number):
+                return first
+            return self.new(kind, items=tuple(self.turns(first)), open=True)
+        if name == "filter" and len(args) == 2:
+            inner = self.obj(args[1])
+            items = inner.items if inner is not None and inner.kind in ("list", "tuple", "iter") else tuple(self.turns(args[1]))
+            if isinstance(node.args[0], ast.Lambda):
+                for item in items:
+                    for v in values_of(item):
+                        frame_vars = self.st.frame.vars
+                        saved = frame_vars.get("__it")
+                        frame_vars[node.args[0].args.args[0].arg] = v
+                        self.assume(node.args[0].body, True)
+                        frame_vars.pop(node.args[0].args.args[0].arg, None)
+            return self.new("iter", items=tuple(items), open=True)
+        if name == "map" and len(args) == 2:
+            return self.new("iter", items=tuple(self.call(args[0], [v], {}, node, False) for v in self.turns(args[1])), open=True)
+        if name == "dict":
+            if obj is not None and obj.kind == "dict":
+                return self.new("dict", items={**obj.items, **kwargs}, open=obj.open)
+            if obj is not None and obj.kind in ("iter", "list"):
+                items = {}
+                for pair in obj.items:
+                    k, v = self.unpack(pair, 2)
+                    items[k.value if isinstance(k, Const) else f"*{len(items)}"] = v
+                return self.new("dict", items=items, open=obj.open)
+            return self.new("dict", items=dict(kwargs), open=bool(args))
+        if name in ("float", "int", "bool", "complex", "round"):
+            if isinstance(first, Const):
+                try:
+                    return Const({"float": float, "int": int, "bool": bool, "complex": complex, "round": round}[name](first.value))
+                except Exception:
+                    return UNKNOWN
+            self.use_grad(first, node.args[0]) if args else None
+            return self.escape(args, node, name)
+        if name == "len":
+            if obj is not None and obj.kind in ("list", "tuple") and not obj.open:
+                return Const(len(obj.items))
+            return UNKNOWN
+        if name in ("sum", "max", "min", "abs"):
+            for a, n in zip(args, node.args):
+                self.use_grad(a, n)
+            items = obj.items if obj is not None and obj.kind in ("list", "tuple", "iter") else args
+            parts = self.operands(items)
+            if any(isinstance(p, Ref) for p in parts):
+                return self.operation(node, list(items), "sum", linear=True)
+            cuts = frozenset(c for p in parts if isinstance(p, Number) for c in p.cuts)
+            return Number(cuts) if cuts else UNKNOWN
+        if name in ("getattr",) and len(args) >= 2 and isinstance(args[1], Const) and isinstance(args[1].value, str):
+            return self.attribute(first, args[1].value, node)
+        if name == "setattr" and len(args) == 3 and isinstance(args[1], Const) and self.obj(first) is not None:
+            self.store_attribute(first, args[1].value, args[2])
+            return Const(None)
+        if name == "next" and obj is not None:
+            return self.turns(first)[0]
+        if name == "isinstance":
+            return UNKNOWN
+        if name in ("print", "str", "repr", "format", "type", "id", "hasattr", "vars", "dir"):
+            return UNKNOWN
+        if name == "super":
+            frame = self.st.frame
+            self_value = next(iter(frame.vars.values()), UNKNOWN)
+            return Bound(self_value, "super", frame.owner)
+        if name in ("exit", "quit"):
+            self.st = None
+            from gradfix.analysis.interpreter import Unreachable
+            raise Unreachable
+        if name[:1].isupper() and name.endswith(("Error", "Exception", "Warning", "Exit", "Interrupt")):
+            return UNKNOWN
+        return UNKNOWN
+
+    # ------------------------------------------------------------- methods
+    def call_method(self, bound, args, kwargs, node, open_args):
+        receiver, name = bound.receiver, bound.name
+        if name == "grad-mode":
+            return UNKNOWN
+        if bound.function is not None:
+            return self.call_function(bound.function, args, kwargs, node, receiver=receiver, open_args=open_args)
+        if name.startswith("grad."):
+            self.use_grad(Bound(receiver, "grad", bound.node), node.func.value if isinstance(node.func, ast.Attribute) else node)
+            if name.endswith("item"):
+                return UNKNOWN
+            ref = self.tensor(node, (), rg=False, leaf=True)
+            self.st.heap[ref.oid].typo = (receiver.oid,)
+            return ref
+        if name.startswith("super"):
+            return UNKNOWN
+        obj = self.obj(receiver)
+        if obj is None:
+            return UNKNOWN
+        if name not in ("append", "backward"):
+            for a, n in zip(args, node.args):
+                self.use_grad(a, n)
+        if obj.kind == "opaque" and obj.alive is False:
+            self.update(receiver, alive=True)
+        if name == "backward" and obj.kind in ("tensor", "opaque"):
+            looks_engine = obj.kind == "opaque" and args and self.obj(args[0]) is not None and obj.origin != "result"
+            if args and obj.kind == "opaque" and self.obj(args[0]) is not None and self.obj(args[0]).kind in ("tensor", "opaque") and not self.obj(receiver).ins:
+                return self.backward(node, args[0], kwargs)
+            return self.backward(node, receiver, kwargs)
+        if name in ("backward", "manual_backward") and args:
+            return self.backward(node, args[0], kwargs)
+        if name == "manual_backward":
+            return UNKNOWN
+        if obj.kind == "optimizer" or name in ("step", "zero_grad") and obj.kind in ("opaque", "module", "instance"):
+            return self.optimizer_method(receiver, name, args, kwargs, node)
+        if obj.kind == "tensor":
+            return self.tensor_method(receiver, obj, name, args, kwargs, node)
+        if obj.kind in ("list", "tuple", "dict", "iter"):
+            return self.container_method(receiver, obj, name, args, kwargs, node)
+        if obj.kind == "module" or obj.kind == "opaque" and name in MODULE_METHODS:
+            return self.module_method(receiver, obj, name, args, kwargs, node)
+        if obj.kind == "opaque":
+            return self.opaque_method(receiver, obj, name, args, kwargs, node)
+        return self.unknown_result(node, args, kwargs)
+
+    def opaque_method(self, ref, obj, name, args, kwargs, node):
+        if name in ("requires_grad_",):
+            flag = args[0] if args else kwargs.get("requires_grad", Const(True))
+            self.update(ref, rg=bool(flag.value) if isinstance(flag, Const) else None, param=obj.param)
+            return ref
+        if name == "retain_grad":
+            self.update(ref, retained=True)
+            return Const(None)
+        if name in ("item", "tolist", "numpy"):
+            return self.escape([ref], node, name)
+        if name == "detach":
+            return self.new("opaque", origin="detached", rg=False, leaf=True, node=node)
+        if name in ("prepare", "setup"):
+            return args[0] if len(args) == 1 else self.new("tuple", items=tuple(args))
+        if name in ("to", "cuda", "cpu", "float", "double"):
+            return self.new("opaque", origin=obj.origin if obj.origin != "result" else "result", ins=(ref.oid,), node=node, rg=obj.rg,
+                            attrs=dict(obj.attrs) if obj.origin == "result" else {})
+        if name == "scale" and len(args) == 1:
+            return self.operation(node, args, "mul", linear=True)
+        return self.unknown_result(node, args, kwargs, ref)
+
+    def tensor_method(self, ref, obj, name, args, kwargs, node):
+        if name == "requires_grad_":
+            flag = args[0] if args else kwargs.get("requires_grad", Const(True))
+            flag = bool(flag.value) if isinstance(flag, Const) else None
+            if obj.dtype == "int" and flag and obj.leaf:
+                self.fact("integer-requires-grad", node, True, dtype_source="method")
+            if obj.leaf is not False:
+                self.update(ref, rg=flag, grad="none" if obj.grad == "unknown" and obj.leaf else obj.grad)
+            return ref
+        if name == "retain_grad":
+            self.update(ref, retained=True)
+            return Const(None)
+        if name == "register_hook" or name == "register_post_accumulate_grad_hook":
+            self.update(ref, hooked=True)
+            return UNKNOWN
+        if name in ("detach_",):
+            self.update(ref, leaf=True, rg=False, ins=(), grad=obj.grad)
+            return ref
+        if name in ("detach", "numpy"):
+            if name == "numpy":
+                return self.escape([ref], node, name)
+            return self.cut_tensor(ref, node, name)
+        if name in ("item", "tolist"):
+            return self.escape([ref], node, name)
+        if name in NUMBERS or name in ("size", "dim"):
+            return UNKNOWN
+        if name in ("new_tensor", "new_zeros", "new_ones", "new_empty", "new_full"):
+            return self.factory(node, "zeros", args, kwargs)
+        if name.endswith("_") and not name.endswith("__"):
+            return self.inplace(ref, obj, name, args, kwargs, node)
+        if name in ("cuda", "to", "cpu", "float", "double", "half", "type") and obj.rg is False:
+            new = self.operation(node, [ref], name, linear=True)
+            self.st.heap[new.oid].dtype = "float" if name in ("float", "double", "half") else obj.dtype
+            return new
+        result = self.operation(node, [ref, *args, *kwargs.values()], name, linear=name in LINEAR, view=ref.oid if name in VIEWS else None)
+        out = self.st.heap[result.oid]
+        if name == "float" or name == "double":
+            out.dtype = "float"
+        if name in ("chunk", "split", "unbind", "max", "min", "sort", "topk") and name not in ("max", "min"):
+            return self.new("tuple", items=(result, self.operation(node, [ref], name)), open=name != "topk")
+        return result
+
+    def container_method(self, ref, obj, name, args, kwargs, node):
+        if obj.kind == "dict":
+            if name == "items":
+                return self.new("iter", items=tuple(self.new("tuple", items=(Const(k) if not str(k).startswith("*") else UNKNOWN, v)) for k, v in obj.items.items()), open=obj.open)
+            if name == "values":
+                return self.new("iter", items=tuple(obj.items.values()), open=obj.open)
+            if name == "keys":
+                return self.new("iter", items=tuple(Const(k) if not str(k).startswith("*") else UNKNOWN for k in obj.items), open=obj.open)
+            if name in ("get", "pop", "setdefault") and args and isinstance(args[0], Const):
+                return obj.items.get(args[0].value, args[1] if len(args) > 1 else Const(None))
+            if name == "update" and args and self.obj(args[0]) is not None and self.obj(args[0]).kind == "dict":
+                self.update(ref, items={**obj.items, **self.obj(args[0]).items})
+            return UNKNOWN
+        if name in ("append", "add") and args:
+            self.update(ref, items=obj.items + (args[0],) if len(obj.items) < 24 else obj.items, open=obj.open or bool(self.loops))
+            return Const(None)
+        if name in ("extend", "update") and args:
+            other = self.obj(args[0])
+            items = other.items if other is not None and other.kind in ("list", "tuple", "iter") else tuple(self.turns(args[0]))
+            self.update(ref, items=obj.items + tuple(items), open=True)
+            return Const(None)
+        if name == "insert" and len(args) == 2:
+            self.update(ref, items=(args[1],) + obj.items, open=obj.open)
+        if name == "clear":
+            self.update(ref, items=(), open=False)
+        if name == "pop" and obj.items:
+            return obj.items[-1]
+        if name == "copy":
+            return self.new(obj.kind, items=obj.items, open=obj.open)
+        return UNKNOWN
+
+    def module_method(self, ref, obj, name, args, kwargs, node):
+        if name in ("parameters", "named_parameters"):
+            params, open_ = self.parameters_of(ref)
+            items = tuple(params)
+            if open_ or not params:
+                items += (self.hidden_parameter(ref),)
+            if name == "named_parameters":
+                items = tuple(self.new("tuple", items=(UNKNOWN, p)) for p in items)
+            return self.new("iter", items=items, open=open_)
+        if name in ("modules", "children", "named_modules", "named_children"):
+            children = self.submodules(ref)
+            if name.startswith("named"):
+                children = [self.new("tuple", items=(UNKNOWN, c)) for c in children]
+            return self.new("iter", items=tuple(children), open=True)
+        if name == "requires_grad_":
+            flag = args[0] if args else kwargs.get("requires_grad", Const(True))
+            flag = bool(flag.value) if isinstance(flag, Const) else None
+            for p in self.parameters_of(ref)[0]:
+                self.update(p, rg=flag)
+            return ref
+        if name in ("to", "cuda", "cpu", "train", "eval", "float", "double", "half", "apply", "share_memory", "to_empty", "compile"):
+            return ref
+        if name == "zero_grad":
+            return self.optimizer_method(ref, name, args, kwargs, node)
+        if name in ("add_module", "register_module", "register_parameter", "register_buffer") and len(args) >= 2 and isinstance(args[0], Const):
+            self.store_attribute(ref, args[0].value, args[1])
+            return Const(None)
+        if name.startswith("register_"):
+            for m in self.submodules(ref):
+                if isinstance(m, Ref):
+                    self.update(m, hooked=True)
+            self.update(ref, hooked=True)
+            self.hooks = True
+            return UNKNOWN
+        if name == "append" and obj.kind == "module" and args:
+            self.update(ref, items=tuple(obj.items) + (args[0],))
+            return Const(None)
+        if name in ("values", "items", "keys") and isinstance(obj.items, dict):
+            return self.container_method(ref, Obj("dict", items=obj.items, open=obj.open), name, args, kwargs, node)
+        if obj.kind == "module" and name not in ("state_dict", "load_state_dict", "buffers", "named_buffers", "get_parameter", "get_submodule"):
+            return self.unknown_result(node, args, kwargs, ref)
+        return UNKNOWN
+
+    def submodules(self, ref, seen=None):
+        seen = set() if seen is None else seen
+        obj = self.obj(ref)
+        if obj is None or ref.oid in seen:
+            return []
+        seen.add(ref.oid)
+        out = [ref]
+        items = obj.items.values() if isinstance(obj.items, dict) else obj.items
+        for child in [*obj.attrs.values(), *items]:
+            for v in values_of(child):
+                if self.obj(v) is not None and self.obj(v).kind == "module":
+                    out += self.submodules(v, seen)
+        return out
+
+    def hidden_parameter(self, ref):
+        """One object for the parameters of a module that we can't see."""
+        obj = self.obj(ref)
+        if "*parameter" not in obj.attrs:
+            p = self.new("opaque", origin="parameter", param=True, ins=(ref.oid,), made_after=0)
+            self.st.heap[ref.oid] = self.st.heap[ref.oid].copy()
+            self.st.heap[ref.oid].attrs["*parameter"] = p
+        return self.st.heap[ref.oid].attrs["*parameter"]
+
+    # ---------------------------------------------------------- assignment
+    def store_attribute(self, ref, name, value):
+        obj = self.st.heap[ref.oid].copy()
+        obj.attrs[name] = value
+        self.st.heap[ref.oid] = obj
+
+    def set_attribute(self, target, owner, value, stmt):
+        name = target.attr
+        for v in values_of(owner):
+            obj = self.obj(v)
+            if isinstance(v, Bound) and v.name == "grad":
+                self.use_grad(v, target.value)
+                continue
+            if obj is None:
+                continue
+            if obj.kind in ("tensor", "opaque") and is_typo(name):
+                if obj.kind == "tensor" or obj.param or obj.origin == "parameter":
+                    self.fact("requires-grad-typo", target, True, attribute=name)
+                continue
+            if name == "requires_grad" and obj.kind in ("tensor", "opaque"):
+                flag = bool(value.value) if isinstance(value, Const) else None
+                if flag and obj.kind == "tensor" and obj.dtype == "int":
+                    self.fact("integer-requires-grad", target, True, dtype_source="attribute")
+                if obj.leaf is not False:
+                    self.update(v, rg=flag, conversion=obj.conversion, grad="none" if obj.grad == "unknown" and obj.leaf else obj.grad)
+                continue
+            if name == "grad" and obj.kind in ("tensor", "opaque"):
+                self.update(v, grad="none" if value == Const(None) else "set", cleared=None)
+                continue
+            if name == "data" and obj.kind == "tensor":
+                continue
+            if obj.kind in ("instance", "module", "opaque"):
+                self.rebound(target, obj.attrs.get(name), value, stmt, module=obj.kind == "module")
+                self.store_attribute(v, name, value)
+
+    def set_item(self, target, owner, index, value, stmt):
+        for v in values_of(owner):
+            obj = self.obj(v)
+            if obj is None:
+                continue
+            if obj.kind == "tensor":
+                self.inplace_update(target, v, value, stmt)
+                continue
+            if obj.kind == "dict":
+                key = index.value if isinstance(index, Const) else None
+                if key is not None:
+                    self.rebound(target, obj.items.get(key), value, stmt)
+                    self.update(v, items={**obj.items, key: value})
+                else:
+                    self.rebound(target, self.each(obj.items.values()) if obj.items else None, value, stmt)
+                    for k in obj.items:
+                        self.update(v, items={**self.obj(v).items, k: value})
+                    if not obj.items:
+                        self.update(v, items={f"*{len(obj.items)}": value}, open=True)
+            elif obj.kind == "list":
+                items = list(obj.items)
+                if isinstance(index, Const) and isinstance(index.value, int) and -len(items) <= index.value < len(items):
+                    self.rebound(target, items[index.value], value, stmt)
+                    items[index.value] = value
+                elif items:
+                    self.rebound(target, self.each(items), value, stmt)
+                    items = [value] * len(items)
+                self.update(v, items=tuple(items))
+
+    def rebound(self, target, old, value, stmt, module=False):
+        """A name, attribute or item that held a leaf gets a tensor computed from that leaf and its gradient."""
+        if old is None or not isinstance(stmt, (ast.Assign, ast.AnnAssign)):
+            return
+        for o in values_of(old):
+            before = self.obj(o)
+            for v in values_of(value):
+                after = self.obj(v)
+                if before is None or after is None or after.kind != "tensor" or before.kind not in ("tensor", "opaque") or o == v:
+                    continue
+                sources = after.typo or ()
+                if o.oid not in sources and not any(self.same_family(o.oid, s) for s in sources):
+                    continue
+                if before.kind == "tensor" and not (before.leaf and before.rg):
+                    continue
+                if not self.textual_update(target, stmt):
+                    continue
+                module_, _ = self.statements[-1]
+                self.rebindings.append({"module": module_, "stmt": stmt, "target": target, "new": v.oid, "old": o.oid,
+                                        "mode": self.st.mode, "attribute": module, "frame": self.st.frame.name,
+                                        "loop": self.loops[-1][2] if self.loops else None, "backwards": len(self.st.backwards)})
+
+    def same_family(self, a, b):
+        return a == b
+
+    def textual_update(self, target, stmt):
+        name = ast.unparse(target)
+        return any(ast.unparse(n) == name for n in ast.walk(stmt.value) if isinstance(n, (ast.Name, ast.Attribute, ast.Subscript)))
+
+    def augmented(self, s, target, value):
+        self.use_grad(value, s.value)
+        for v in values_of(target):
+            obj = self.obj(v)
+            if isinstance(v, Bound) and v.name.startswith("grad"):
+                self.use_grad(Bound(v.receiver, "grad", v.node), s.target)
+                return
+            if obj is not None and obj.kind in ("tensor", "opaque") and isinstance(s.target, (ast.Name, ast.Attribute, ast.Subscript)):
+                if obj.leaf is True and obj.rg is True or obj.view is not None or obj.param:
+                    self.inplace_update(s, v, value, s)
+                    if obj.leaf is True and obj.rg is True or obj.param:
+                        continue
+                    if obj.view is not None:
+                        continue
+        if isinstance(target, Multi) and any(self.obj(v) is not None and self.obj(v).param for v in target.values):
+            return
+        obj = self.obj(target)
+        if obj is not None and (obj.leaf is True and obj.rg is True or obj.param):
+            return
+        if isinstance(target, Const) and isinstance(value, Const):
+            try:
+                result = Const(ARITHMETIC[type(s.op)](target.value, value.value))
+            except Exception:
+                result = UNKNOWN
+        elif obj is not None and obj.kind in ("list",) and isinstance(s.op, ast.Add):
+            other = self.obj(value)
+            self.update(target, items=obj.items + (tuple(other.items) if other is not None and other.kind in ("list", "tuple", "iter") else ()), open=True)
+            return
+        else:
+            result = self.arithmetic(s, s.op, target, value)
+        if isinstance(s.target, ast.Name):
+            self.st.frame.vars[s.target.id] = result
+        elif isinstance(s.target, ast.Attribute):
+            for v in values_of(self.eval(s.target.value)):
+                if self.obj(v) is not None and self.obj(v).kind in ("instance", "module", "opaque"):
+                    self.store_attribute(v, s.target.attr, result)
+
+    def inplace(self, ref, obj, name, args, kwargs, node):
+        if name in ("zero_", "fill_", "copy_", "add_", "sub_", "mul_", "div_", "normal_", "uniform_", "clamp_", "addcmul_", "addcdiv_", "random_",
+                    "trunc_normal_", "xavier_uniform_", "fill_diagonal_", "lerp_", "masked_fill_", "bernoulli_", "exponential_"):
+            stmt = self.statements[-1][1]
+            self.inplace_update(node, ref, args[0] if args else UNKNOWN, stmt)
+            parts = self.operands(args)
+            if obj.leaf and obj.rg is False and self.st.mode and any(isinstance(p, Ref) and self.obj(p).rg for p in parts):
+                self.update(ref, leaf=False, rg=True, ins=tuple(p.oid for p in parts if isinstance(p, Ref)))
+        return ref
+
+    def inplace_update(self, node, ref, value, stmt):
+        """In-place change of a leaf that requires grad, or of a view of one: raises while grad mode is on."""
+        obj = self.obj(ref)
+        base = obj
+        while base is not None and base.view is not None and not (base.leaf and base.rg):
+            base = self.st.heap.get(base.view)
+        if base is None or not (base.leaf is True and base.rg is True or base.kind == "opaque" and base.param):
+            return
+        bad = self.st.mode is True and base.alive is not None
+        reaches = any(isinstance(p, Ref) and self.obj(p) is not None and self.obj(p).kind == "tensor" and self.obj(p).rg for p in self.operands([value]))
+        certain = base.leaf is True and base.rg is True
+        self.fact("inplace-leaf-update", stmt if isinstance(stmt, ast.stmt) else node, bad, certain=certain, reaches=reaches,
+                  loop=bool(self.loops))
+
+    # ----------------------------------------------------------- optimizers
+    def optimizer(self, node, args, kwargs):
+        given = args[0] if args else kwargs.get("params", UNKNOWN)
+        params, open_ = [], False
+        for v in self.flat([given]):
+            obj = self.obj(v)
+            if obj is not None and obj.kind == "dict":
+                inner = obj.items.get("params")
+                params += self.flat([inner]) if inner is not None else []
+            elif obj is not None:
+                params.append(v)
+        obj = self.obj(given)
+        open_ = obj is None or obj.open
+        for p in params:
+            o = self.obj(p)
+            if o is not None and o.kind == "tensor" and o.leaf is False and o.lost is not None:
+                self.leaf_lost(p, o, "optimizer", node)
+        ref = self.new("optimizer", items=tuple(params), open=open_, node=node)
+        self.optimizers.append(ref)
+        return ref
+
+    def optimizer_method(self, ref, name, args, kwargs, node):
+        obj = self.obj(ref)
+        if name == "zero_grad":
+            if obj.kind == "optimizer":
+                params, open_ = list(obj.items), obj.open
+            else:
+                params, open_ = self.parameters_of(ref)
+                if open_:
+                    params = params + [self.hidden_parameter(ref)] if obj.kind in ("module", "opaque") else params
+            to_none = kwargs.get("set_to_none", args[0] if args else Const(self.project.target_torch >= (2, 0)))
+            cleared = (self.statements[-1][0], self.statements[-1][1], node, ref.oid, len(self.loops), self.loops[-1][2] if self.loops else None)
+            for p in params:
+                o = self.obj(p)
+                if o is not None and o.kind in ("tensor", "opaque"):
+                    if to_none == Const(False):
+                        continue
+                    was = o.grad if o.kind == "tensor" else "unknown"
+                    if o.grad in ("set", "maybe"):
+                        self.update(p, grad="cleared" if o.grad == "set" else "maybe", cleared=cleared)
+                    elif o.kind == "tensor" and o.grad != "none":
+                        self.update(p, grad="none")
+            self.update(ref, cleared=(cleared, len(self.st.backwards)))
+            return UNKNOWN
+        if name == "step":
+            if obj.cleared is not None and obj.kind in ("optimizer", "opaque"):
+                (module, stmt, call, *_rest), at = obj.cleared
+                if at == len(self.st.backwards) and at > 0:
+                    last = self.st.backwards[-1]
+                    if last.path and obj.reached is not True:
+                        step_module, step_stmt = self.statements[-1]
+                        self.fact("zero-grad-order", call, True, module=module, stmt=stmt, use="step",
+                                  use_path=step_module.path, use_span=step_module.span(step_stmt), backward=(last.path, last.span))
+            self.update(ref, reached=True)
+            if obj.kind == "optimizer":
+                self.modular_step(ref, node)
+            return UNKNOWN
+        if name == "add_param_group":
+            self.update(ref, open=True)
+        return UNKNOWN
+
+    def modular_step(self, ref, node):
+        """`if (i + 1) % k == 0: opt.step()` while `opt.zero_grad()` runs every turn: see `accumulation`."""
+        if not self.loops:
+            return
+        loop = self.loops[-1][2]
+        branch = next((s for _, s in reversed(self.statements) if isinstance(s, ast.If)), None)
+        if branch is None or branch not in loop.body or not any(isinstance(n, ast.Mod) for n in ast.walk(branch.test)):
+            return
+        module = self.statements[-1][0]
+        backward = next((s for s in loop.body for n in ast.walk(s) if not isinstance(s, ast.If) and isinstance(n, ast.Call)
+                         and isinstance(n.func, ast.Attribute) and n.func.attr == "backward"), None)
+        if backward is None:
+            return
+        for s in loop.body:
+            if isinstance(s, ast.Expr) and isinstance(s.value, ast.Call) and isinstance(s.value.func, ast.Attribute) and s.value.func.attr == "zero_grad":
+                if self.eval(s.value.func.value) == ref:
+                    self.fact("zero-grad-order", s.value, True, module=module, stmt=s, use="accumulation", branch=module.span(branch),
+                              use_path=module.path, use_span=module.span(self.statements[-1][1]), backward=(module.path, module.span(backward)))
+
+    # ------------------------------------------------------------- backward
+    def backward(self, node, loss, kwargs):
+        from gradfix.analysis.interpreter import Backward
+
+        event = Backward()
+        module, stmt = self.statements[-1]
+        event.path, event.span, event.statement, event.loss = module.path, module.span(node), module.span(stmt), loss
+        event.inputs = kwargs.get("inputs")
+        for v in self.flat([loss]):
+            for p in values_of(v):
+                obj = self.obj(p)
+                if isinstance(p, Number):
+                    self.dead_terms(p.cuts, node, module)
+                elif obj is not None:
+                    if obj.kind == "opaque":
+                        self.update(p, rg=True)
+                    self.dead_terms(obj.dead, node, module)
+        reached, through = self.reach(loss)
+        event.reached = reached
+        event.frame, event.heap = self.st.frame.fork(), dict(self.st.heap)
+        event.in_loop = [l[2] for l in self.loops]
+        self.st.backwards += (event,)
+        for oid in reached:
+            obj = self.st.heap[oid]
+            certain = reached[oid]
+            if obj.kind == "tensor" and obj.leaf and obj.rg:
+                self.update(Ref(oid), grad="set" if certain else ("unknown" if obj.grad != "set" else "set"), cleared=None)
+            elif obj.kind == "tensor" and obj.leaf is not True and obj.retained:
+                self.update(Ref(oid), grad="set")
+            elif obj.kind == "module":
+                pass
+        for oid, obj in list(self.st.heap.items()):
+            if obj.kind == "opaque" and obj.param and obj.grad == "none":
+                self.update(Ref(oid), grad="unknown")
+        return Const(None)
+
+    def reach(self, loss):
+        """{oid: certainly} of what the recorded path below the loss holds; `certainly` is False behind opaque calls."""
+        reached: dict[int, bool] = {}
+        through: set = set()
+        work = [(p.oid, True) for v in self.flat([loss]) for p in values_of(v) if isinstance(p, Ref)]
+        while work:
+            oid, certain = work.pop()
+            obj = self.st.heap.get(oid)
+            if obj is None or reached.get(oid) is True or (oid in reached and not certain):
+                continue
+            reached[oid] = certain
+            if obj.numeric:
+                through |= obj.numeric
+            certain = certain and obj.kind in ("tensor",)
+            for i in obj.ins:
+                work.append((i, certain))
+            if obj.kind in ("module", "opaque"):
+                for p in self.parameters_of(Ref(oid))[0]:
+                    work.append((p.oid, False))
+        self.cut_reach.append((frozenset(reached), frozenset(through)))
+        return reached, through
+
+    def dead_terms(self, cuts, node, module):
+        """Additive terms of the loss that depend on tensors through a cut only."""
+        for cut in cuts:
+            source = self.st.heap.get(cut.source)
+            if source is None or not self.trains(cut.source):
+                continue
+            self.cut_fact(cut, module.path, module.span(node))
+
+    def cut_fact(self, cut, path, span):
+        from gradfix.analysis.facts import Fact
+
+        m = self.project.module(cut.path)
+        self.out.facts.append(Fact("item-in-graph" if cut.kind not in ("numpy",) else "numpy-in-graph", cut.path, cut.span, cut.statement, True,
+                                   {"cut": cut.kind, "loss": (path, span)}, self.concrete))
+
+    def trains(self, oid):
+        """Does the value depend, by recorded path, on something that certainly trains?"""
+        work, seen = [oid], set()
+        while work:
+            i = work.pop()
+            if i in seen:
+                continue
+            seen.add(i)
+            obj = self.st.heap.get(i)
+            if obj is None:
+                continue
+            if obj.rg is True:
+                return True
+            if obj.kind == "module" and obj.open:
+                return True
+            work.extend(obj.ins)
+        return False
+
+    # ------------------------------------------------------------ gradients
+    def use_grad(self, value, node):
+        """The value of `X.grad` is used as a tensor."""
+        for v in values_of(value):
+            if isinstance(v, Bound) and v.name.split(".")[0] == "grad" and isinstance(v.receiver, Ref):
+                if v.name == "grad" or v.name.startswith("grad."):
+                    self.grad_read(v.receiver, node, v.node)
+
+    def grad_read(self, ref, node, read):
+        obj = self.obj(ref)
+        if obj is None or obj.kind not in ("tensor", "opaque"):
+            return
+        where = read if isinstance(read, ast.Attribute) else node
+        state = self.grad_state(ref)
+        if state == "set" or obj.retained is not False or obj.hooked:
+            return self.fact("grad-read", where, False)
+        holder = where.value if isinstance(where, ast.Attribute) else where
+        if obj.kind == "tensor" and obj.leaf is False and obj.rg is True and self.st.backwards:
+            return self.nonleaf_read(ref, obj, where, holder)
+        if obj.kind == "tensor" and obj.leaf is True and obj.rg is False and not obj.param and self.st.backwards and obj.typo is None:
+            return self.missing_flag(ref, obj, where, holder)
+        if obj.kind == "tensor" and obj.leaf and obj.rg and state in ("none", "cleared", "maybe"):
+            if obj.cleared is not None and state in ("cleared", "maybe"):
+                module, stmt, call, *_ = obj.cleared
+                use_module, use_stmt = self.statements[-1]
+                return self.fact("zero-grad-order", call, True, module=module, stmt=stmt, use="read", use_path=use_module.path,
+                                 use_span=use_module.span(use_stmt), read=use_module.source(where), backward=None)
+            return self.none_use(ref, obj, where, holder, state)
+        if obj.param and obj.kind == "opaque" and state in ("unknown", "none"):
+            return self.none_use(ref, obj, where, holder, state)
+        self.fact("grad-read", where, False)
+
+    def nonleaf_read(self, ref, obj, where, holder):
+        rebound = next((r for r in self.rebindings if r["new"] == ref.oid), None)
+        if rebound is not None:
+            rebound["confirmed"] = True
+            return
+        if obj.lost is not None:
+            if self.leaf_lost(ref, obj, "read", where):
+                return
+        last = self.st.backwards[-1]
+        module, stmt = self.statements[-1]
+        fill = next((b for b in reversed(self.st.backwards) if ref.oid in b.reached), None)
+        self.fact("retain-grad", where, True, holder=module.source(holder), backward=(last.path, last.span, last.statement),
+                  place=self.retain_place(ref, fill or last, module, holder), created=self.place(obj), reached=fill is not None,
+                  certain=obj.rg is True and fill is not None)
+
+    def place(self, obj):
+        if obj.statement is None or obj.node is None:
+            return None
+        module, stmt = obj.statement
+        return (module.path, module.span(obj.node), module.span(stmt))
+
+    def retain_place(self, ref, event, module, holder):
+        """How the program names the tensor where backward runs: an expression, a collection that holds it, or nothing."""
+        def evaluate(node):
+            if isinstance(node, ast.Name):
+                frame = event.frame
+                while frame is not None:
+                    if node.id in frame.vars:
+                        return frame.vars[node.id]
+                    frame = frame.closure
+                top = self.globals.get(event.path)
+                return top.vars.get(node.id) if top else None
+            if isinstance(node, ast.Attribute):
+                owner = evaluate(node.value)
+                obj = event.heap.get(owner.oid) if isinstance(owner, Ref) else None
+                return obj.attrs.get(node.attr) if obj is not None else None
+            if isinstance(node, ast.Subscript):
+                owner = evaluate(node.value)
+                obj = event.heap.get(owner.oid) if isinstance(owner, Ref) else None
+                key = node.slice.value if isinstance(node.slice, ast.Constant) else None
+                if isinstance(node.slice, ast.UnaryOp) and isinstance(node.slice.operand, ast.Constant):
+                    key = -node.slice.operand.value
+                if obj is not None and obj.kind in ("list", "tuple") and isinstance(key, int) and -len(obj.items) <= key < len(obj.items):
+                    return obj.items[key]
+                if obj is not None and obj.kind == "dict":
+                    return obj.items.get(key)
+                if obj is not None and obj.kind == "opaque":
+                    return obj.attrs.get(("item", key))
+            return None
+
+        if holder is not None and evaluate(holder) == ref:
+            return ("name", ast.unparse(holder))
+        frame = event.frame
+        scopes = []
+        while frame is not None:
+            scopes.append(frame.vars)
+            frame = frame.closure
+        if (top := self.globals.get(event.path)) is not None:
+            scopes.append(top.vars)
+        for names in scopes:
+            for name, value in names.items():
+                if value == ref and name.isidentifier():
+                    return ("name", name)
+        for names in scopes:
+            for name, value in names.items():
+                obj = event.heap.get(value.oid) if isinstance(value, Ref) else None
+                if obj is None:
+                    continue
+                if obj.kind in ("list", "tuple") and ref in obj.items:
+                    return ("loop", name, "")
+                if obj.kind == "dict" and ref in obj.items.values():
+                    return ("loop", name + ".values()", "")
+                for attr, inner in obj.attrs.items():
+                    if not isinstance(attr, str) or attr.startswith("*"):
+                        continue
+                    if inner == ref:
+                        return ("name", f"{name}.{attr}")
+                    held = event.heap.get(inner.oid) if isinstance(inner, Ref) else None
+                    if held is not None and held.kind in ("list", "tuple") and ref in held.items:
+                        return ("loop", f"{name}.{attr}", "")
+                    if held is not None and held.kind == "dict" and ref in held.items.values():
+                        return ("loop", f"{name}.{attr}.values()", "")
+                    if held is not None and held.kind == "module" and held.origin in ("ModuleList", "Sequential"):
+                        for child in held.items:
+                            c = event.heap.get(child.oid) if isinstance(child, Ref) else None
+                            for a, x in (c.attrs.items() if c is not None else ()):
+                                if x == ref and isinstance(a, str):
+                                    return ("loop", f"{name}.{attr}", a)
+        return None
+
+    def missing_flag(self, ref, obj, where, holder):
+        module, stmt = self.statements[-1]
+        self.fact("missing-requires-grad", where, True, holder=module.source(holder), created=self.place(obj),
+                  float=obj.dtype == "float", call=isinstance(obj.node, ast.Call))
+
+    def none_use(self, ref, obj, where, holder, state):
+        module, stmt = self.statements[-1]
+        loop = next((s for _, s in reversed(self.statements) if isinstance(s, (ast.For, ast.While))), None)
+        self.fact("none-guarded-grad", where, True, holder=module.source(holder), state=state, certain=state in ("none", "cleared"),
+                  param=obj.param, opaque=obj.kind == "opaque", loop=module.span(loop) if loop is not None else None)
+
+    def leaf_lost(self, ref, obj, why, node):
+        """Was the leaf made and lost in one expression (or by a conversion in a second statement)?"""
+        leaf = self.st.heap.get(obj.lost)
+        if leaf is None or leaf.node is None or obj.node is None or leaf.statement is None or obj.statement is None:
+            return False
+        same = leaf.statement[1] is obj.statement[1] and leaf.statement[0] is obj.statement[0]
+        if not same and obj.conversion not in DEVICE_MOVES:
+            return False
+        if leaf.param and not same:
+            return False
+        module, stmt = obj.statement
+        kind = "parameter" if leaf.param else "factory"
+        self.fact("leaf-lost-at-creation", leaf.node if same else obj.node, True, module=module, stmt=stmt, form=kind if same else "conversion",
+                  leaf=module.span(leaf.node) if same else None, outer=module.span(obj.node), outer_source=module.source(obj.node),
+                  leaf_source=module.source(leaf.node) if same else "", target=module.source(stmt.targets[0]) if isinstance(stmt, ast.Assign) else None)
+        return True
+
+    # ----------------------------------------------------------------- ends
+    def finish(self):
+        """What only the end of the program shows."""
+        self.confirm_rebindings()
+        if self.st is None:
+            return
+        held = {p.oid for o in self.optimizers for p in (self.obj(o).items if self.obj(o) else ()) if isinstance(p, Ref)}
+        live = set().union(*(r for r, _ in self.cut_reach)) if self.cut_reach else set()
+        for _, cuts in self.cut_reach:
+            for cut in cuts:
+                work, seen = [cut.source], set()
+                while work:
+                    i = work.pop()
+                    if i in seen or i not in self.st.heap:
+                        continue
+                    seen.add(i)
+                    work.extend(self.st.heap[i].ins)
+                if any(i in held and i not in live for i in seen):
+                    self.cut_fact(cut, cut.path, cut.span)
+
+    def confirm_rebindings(self):
+        for r in self.rebindings:
+            heap = self.st.heap if self.st is not None else {}
+            new = heap.get(r["new"])
+            used = any(r["new"] in b.reached for b in (self.st.backwards if self.st is not None else ()))
+            loop_variable = isinstance(r["target"], ast.Name) and isinstance(r["loop"], ast.For) and any(
+                isinstance(n, ast.Name) and n.id == r["target"].id for n in ast.walk(r["loop"].target))
+            releafed = new is not None and new.leaf and new.rg
+            if releafed and not r.get("confirmed"):
+                bad = False
+            else:
+                bad = bool(r.get("confirmed") or r["attribute"] or loop_variable or used or (r["mode"] is False and new is not None and not new.rg
+                           and r["loop"] is not None))
+                if not bad and not isinstance(r["target"], ast.Name) and self.concrete is False:
+                    bad = True
+            self.fact("parameter-rebinding", r["stmt"], bad, module=r["module"], stmt=r["stmt"], target=r["module"].source(r["target"]),
+                      mode=r["mode"], value=r["module"].span(r["stmt"].value), loop_variable=loop_variable)
+
+    def run_root(self, fn, owner, top):
+        """A function that nothing in sight calls, with unknown arguments; a method on an instance built if it can be."""
+        from gradfix.analysis.interpreter import Frame
+
+        module = self.st.frame.module
+        cls = top.vars.get(owner.name) if owner is not None else None
+        receiver = None
+        if isinstance(cls, Class):
+            receiver = self.new("module" if self.is_module_class(cls) else "instance", cls=cls)
+            init = self.class_attribute(cls, "__init__")
+            if isinstance(init, Function) and fn.name != "__init__":
+                quiet, self.concrete = self.concrete, False
+                self.call_function(init, *self.unknown_arguments(init), fn, receiver=receiver)
+                self.concrete = quiet
+        function = Function(fn, module, top, cls if isinstance(cls, Class) else None, fn.name)
+        self.call_function(function, *self.unknown_arguments(function), fn, receiver=receiver if owner is not None else None)
+
+    def unknown_arguments(self, fn):
+        a = fn.node.args
+        names = [p.arg for p in a.posonlyargs + a.args]
+        if fn.owner is not None:
+            names = names[1:]
+        count = len(names)
+        return [self.new("opaque", origin="argument", made_after=0) for _ in range(count)], {k.arg: UNKNOWN for k in a.kwonlyargs}
+
+
+METHODS = {
+    "backward", "parameters", "named_parameters", "zero_grad", "step", "to", "cuda", "cpu", "eval", "train", "requires_grad_", "retain_grad",
+    "detach", "item", "tolist", "numpy", "modules", "children", "named_modules", "append", "extend", "float", "double", "register_hook",
+    "register_forward_hook", "manual_backward", "prepare", "scale", "state_dict", "load_state_dict", "apply",
+}
+MODULE_METHODS = {"parameters", "named_parameters", "modules", "named_modules", "children", "eval", "train", "register_forward_hook",
+                  "register_full_backward_hook", "register_forward_pre_hook", "register_backward_hook"}
+ARITHMETIC = {
+    ast.Add: lambda a, b: a + b, ast.Sub: lambda a, b: a - b, ast.Mult: lambda a, b: a * b if not isinstance(a, (str, list)) else None,
+    ast.Div: lambda a, b: a / b, ast.FloorDiv: lambda a, b: a // b, ast.Mod: lambda a, b: a % b if not isinstance(a, str) else None,
+    ast.Pow: lambda a, b: a ** b if abs(b) < 50 and abs(a) < 1e6 else None,
+}

@@ -1,0 +1,148 @@
+"""Abstract values and the heap.
+
+A value is immutable: a constant, a reference to a heap object, one of several values, a Python number that was
+read from tensors, code, or unknown.  What changes lives in heap objects, one per evaluation, so that rebinding
+and aliasing are seen.  Three-valued facts are True / False / None (unknown).
+"""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Const:
+    value: object
+
+
+@dataclass(frozen=True, slots=True)
+class Ref:
+    oid: int
+
+
+@dataclass(frozen=True, slots=True)
+class Multi:
+    """One of several values; `each`: a loop variable that is each of them in turn."""
+
+    values: tuple
+    each: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Unknown:
+    pass
+
+
+UNKNOWN = Unknown()
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """The place where a value leaves the recorded path."""
+
+    path: str
+    span: object
+    kind: str  # item, float, int, tolist, math, …
+    source: int  # the tensor's oid
+    statement: object = None
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """A Python number read from tensors: the cuts it came through."""
+
+    cuts: frozenset
+
+
+@dataclass(frozen=True, slots=True)
+class External:
+    """A name from a package that is not among the checked files: `torch.nn.Linear`."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Function:
+    node: ast.AST
+    module: object
+    closure: object = None
+    owner: object = None  # the Class that defines it
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Class:
+    node: ast.ClassDef
+    module: object
+    bases: tuple = ()
+    attrs: dict = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """An attribute of a heap object that is not data: a method about to be called."""
+
+    receiver: object
+    name: str
+    node: object = None
+    function: object = None
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleValue:
+    path: str
+
+
+class Obj:
+    """A heap object.  `kind`: tensor, opaque (can't be read), instance, module, list, tuple, dict, optimizer."""
+
+    __slots__ = (
+        "kind", "leaf", "rg", "retained", "ins", "grad", "dead", "dtype", "param", "module", "node", "statement",
+        "cls", "attrs", "items", "open", "origin", "lost", "view", "mode", "reached", "cleared", "made_after",
+        "hooked", "numeric", "conversion", "typo", "alive", "frozen",
+    )
+
+    def __init__(self, kind, **kw):
+        self.kind = kind
+        self.leaf = self.rg = self.dtype = self.module = self.node = self.statement = self.cls = None
+        self.retained = self.param = self.open = self.reached = self.hooked = self.frozen = False
+        self.ins = self.items = ()
+        self.grad = "unknown"
+        self.dead = frozenset()
+        self.attrs = {}
+        self.origin = self.lost = self.view = self.mode = self.cleared = self.made_after = None
+        self.numeric = self.conversion = self.typo = None
+        self.alive = True
+        for name, value in kw.items():
+            setattr(self, name, value)
+
+    def copy(self) -> Obj:
+        new = object.__new__(Obj)
+        for name in Obj.__slots__:
+            setattr(new, name, getattr(self, name))
+        new.attrs = dict(self.attrs)
+        return new
+
+
+def values_of(value) -> tuple:
+    return value.values if isinstance(value, Multi) else (value,)
+
+
+def join_values(a, b):
+    if a == b or a is b:
+        return a
+    if isinstance(a, Number) and isinstance(b, Number):
+        return Number(a.cuts | b.cuts)
+    if isinstance(a, Number) and isinstance(b, Const):
+        return a
+    if isinstance(b, Number) and isinstance(a, Const):
+        return b
+    if isinstance(a, Const) and isinstance(b, Const):
+        if a.value is not None and b.value is not None:
+            return UNKNOWN
+    seen = []
+    for v in values_of(a) + values_of(b):
+        if v not in seen:
+            seen.append(v)
+    return Multi(tuple(seen)) if len(seen) <= 6 else UNKNOWN

@@ -1,0 +1,40 @@
+"""The analysis on small programs: what it reports, and what it must not."""
+
+import textwrap
+
+import pytest
+
+from gradfix.analysis import Facts, Project, observe
+
+
+def bad(tmp_path, kind, program):
+    path = tmp_path / "program.py"
+    path.write_text(textwrap.dedent(program))
+    project = Project((str(path),))
+    observations = observe(project, [str(path)])
+    assert not observations.problems
+    return sorted({fact.span.row for fact, _ in Facts(project, [observations]).bad(kind)})
+
+
+def test_a_read_of_a_non_leaf_after_backward_is_seen(tmp_path):
+    program = """\
+    import torch
+    x = torch.randn(3, requires_grad=True)
+    y = x * 2
+    y.sum().backward()
+    print(y.grad.norm())
+    """
+    assert bad(tmp_path, "retain-grad", program) == [5]
+
+
+@pytest.mark.parametrize("keep", ["y.retain_grad()", "y.register_hook(print)"])
+def test_a_retained_non_leaf_is_right(tmp_path, keep):
+    program = f"""\
+    import torch
+    x = torch.randn(3, requires_grad=True)
+    y = x * 2
+    {keep}
+    y.sum().backward()
+    print(y.grad.norm())
+    """
+    assert bad(tmp_path, "retain-grad", program) == []
