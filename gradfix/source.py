@@ -89,6 +89,25 @@ def os_reason(path: str, error: OSError) -> str:
     return (error.strerror or str(error)).lower()
 
 
+def syntax_problem(text: str) -> SourceError | None:
+    """What keeps `text` from being Python of this interpreter."""
+    import ast
+    import symtable
+
+    try:
+        symtable.symtable(text, "<source>", "exec")  # the same parser, without a tree
+        return None
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        pass
+    try:
+        ast.parse(text)
+    except SyntaxError as error:
+        return SourceError(f"syntax error: {error.msg}", error.lineno, error.offset)
+    except (ValueError, RecursionError, MemoryError) as error:
+        return SourceError(f"cannot be parsed: {error}")
+    return None
+
+
 def read_source(path: str) -> Source:
     return decode(path, read_bytes(path))
 

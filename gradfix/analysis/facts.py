@@ -36,6 +36,7 @@ class Facts:
         self.observations = list(observations)
         self.problems = [p for o in self.observations for p in o.problems]
         self._by_kind: dict[str, dict] = {}
+        self._syntax: dict = {}
         for obs in self.observations:
             for fact in obs.facts:
                 places = self._by_kind.setdefault(fact.kind, {})
@@ -43,6 +44,14 @@ class Facts:
 
     def text(self, path: str) -> str:
         return self.project.text(path)
+
+    def syntax(self, path: str):
+        """The parsed file with parent links (made once)."""
+        from gradfix.analysis.syntax import Syntax
+
+        if path not in self._syntax:
+            self._syntax[path] = Syntax(self.project.module(path))
+        return self._syntax[path]
 
     def bad(self, kind: str):
         """(fact, all facts at its place) for each place that some context shows to be wrong, in source order.

@@ -1,0 +1,62 @@
+"""
+What it does
+------------
+Reports `.item()`, `.tolist()`, `float()`, `int()` and `math.*` of a tensor that trains, where the number reaches a loss
+as a term of its own or is the only way from a trained tensor to any loss.
+
+Why it is wrong
+---------------
+A Python number has no history: the term changes the loss's value and no gradient.
+
+Example
+-------
+```python
+import torch
+
+model = torch.nn.Linear(3, 1)
+out = model(torch.randn(2, 3))
+loss = out.mean() + out.pow(2).mean().item()
+loss.backward()
+```
+
+Instead
+-------
+```python
+import torch
+
+model = torch.nn.Linear(3, 1)
+out = model(torch.randn(2, 3))
+loss = out.mean() + out.pow(2).mean()
+loss.backward()
+```
+
+Fix safety
+----------
+No fix: whether the term is to train is for a person to say.
+
+References
+----------
+- https://docs.pytorch.org/docs/stable/generated/torch.Tensor.item.html
+"""
+
+from gradfix.codemod import Codemod
+from gradfix.findings import Related, Severity
+
+codemod = Codemod(__name__, code="GF401", promises=(), fixable=False)
+WRITE = {"item": "drop `.item()`", "tolist": "stay with the tensor", "float": "drop `float()`", "int": "stay with the tensor",
+         "math": "use torch's function of the same name"}
+
+
+@codemod.check
+def check(facts):
+    for fact, _ in facts.bad("item-in-graph"):
+        kind = fact.info["cut"]
+        path, span = fact.info["loss"]
+        yield codemod.finding(
+            path=fact.path,
+            span=fact.span,
+            message=f"the value leaves the graph here and reaches the loss as a plain number, so nothing behind it is trained: {WRITE.get(kind, 'stay with the tensor')}",
+            severity=Severity.WARNING,
+            related=[Related(path, span, "backward runs on this loss")],
+            statement_rows=(fact.statement.row, fact.statement.end_row),
+        )

@@ -1,0 +1,85 @@
+"""
+What it does
+------------
+Reports `w = w - lr * w.grad` and its like: the name of a leaf is bound to a new tensor computed from it.
+
+Why it is wrong
+---------------
+The new tensor is no leaf (or, under `no_grad`, does not require grad): its `.grad` is `None` in the next turn, an
+optimizer and a module still hold the old one, and a loop variable changes nothing at all.
+
+Example
+-------
+```python
+import torch
+
+w = torch.randn(3, requires_grad=True)
+for _ in range(2):
+    w.pow(2).sum().backward()
+    w = w - 0.1 * w.grad
+```
+
+Instead
+-------
+```python
+import torch
+
+w = torch.randn(3, requires_grad=True)
+for _ in range(2):
+    w.pow(2).sum().backward()
+    with torch.no_grad():
+        w -= 0.1 * w.grad
+    w.grad = None
+```
+
+Fix safety
+----------
+Unsafe: every later gradient changes, and an alias of the old value would see the update.
+
+References
+----------
+- https://docs.pytorch.org/docs/stable/notes/autograd.html#in-place-operations-with-autograd
+"""
+
+import ast
+
+from gradfix.codemod import Codemod
+from gradfix.findings import Applicability, EnsureImport, Fix, InsertAfter, ReplaceStatement, Severity, Verdict, Wrap
+
+codemod = Codemod(__name__, code="GF501", promises=(Verdict.REPAIRED, Verdict.GAINED))
+OPERATORS = {ast.Add: "+=", ast.Sub: "-=", ast.Mult: "*=", ast.Div: "/="}
+
+
+@codemod.check
+def check(facts):
+    for fact, _ in facts.bad("parameter-rebinding"):
+        target = fact.info["target"]
+        yield codemod.finding(
+            path=fact.path,
+            span=fact.span,
+            message=f"`{target}` is bound to a new tensor, which is not the leaf that was trained: update it in place under `torch.no_grad()`",
+            severity=Severity.ERROR,
+            fix=repair(facts, fact),
+            statement_rows=(fact.statement.row, fact.statement.end_row),
+        )
+
+
+def repair(facts, fact):
+    syntax, path = facts.syntax(fact.path), fact.path
+    stmt = syntax.find(fact.statement, ast.Assign)
+    if stmt is None or len(stmt.targets) != 1 or isinstance(stmt.targets[0], (ast.Tuple, ast.List)):
+        return None
+    target, value = syntax.source(stmt.targets[0]), stmt.value
+    if isinstance(value, ast.BinOp) and type(value.op) in OPERATORS and ast.unparse(value.left) == ast.unparse(stmt.targets[0]):
+        code = f"{target} {OPERATORS[type(value.op)]} {syntax.source(value.right)}"
+    else:
+        code = f"{target}.copy_({syntax.source(value)})"
+    edits = [ReplaceStatement(path, fact.statement, code)]
+    if fact.info["mode"] is not False:
+        torch = fact.info.get("torch") or "torch"
+        edits.append(Wrap(path, fact.statement, fact.statement, f"with {torch}.no_grad():"))
+        if fact.info.get("torch") is None:
+            edits.append(EnsureImport(path, "torch"))
+    if fact.info.get("clear"):
+        edits.append(InsertAfter(path, fact.statement, f"{target}.grad = None"))
+    return Fix(Applicability.UNSAFE, "Update in place under `torch.no_grad()`", tuple(edits))

@@ -1,0 +1,539 @@
+"""The command line: options in, exit code out."""
+
+from __future__ import annotations
+
+import enum
+import os
+import sys
+from typing import Annotated, Optional
+
+import typer
+
+from gradfix.config import ConfigError
+
+app = typer.Typer(
+    name="gradfix",
+    help="Find and repair PyTorch autograd mistakes in source code.",
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+class Format(str, enum.Enum):
+    full = "full"
+    concise = "concise"
+    json = "json"
+    json_lines = "json-lines"
+
+
+class UsageError(Exception):
+    pass
+
+
+def say(text: str) -> None:
+    sys.stderr.write(printable(text, sys.stderr) + "\n")
+
+
+def printable(text: str, stream) -> str:
+    encoding = getattr(stream, "encoding", None) or "utf-8"
+    return text.encode(encoding, "backslashreplace").decode(encoding)
+
+
+class Out:
+    """A text stream that never fails on a character."""
+
+    def __init__(self, stream):
+        self.stream = stream
+
+    def write(self, text: str):
+        self.stream.write(printable(text, self.stream))
+
+
+def wants_color(stream) -> bool:
+    if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
+        return False
+    return stream.isatty()
+
+
+Paths = Annotated[Optional[list[str]], typer.Argument(help="Files or folders (default: .); - reads stdin.", show_default=False)]
+Select = Annotated[Optional[list[str]], typer.Option("--select", metavar="RULES", help="Rules to run: codes, prefixes, names, ALL.")]
+Ignore = Annotated[Optional[list[str]], typer.Option("--ignore", metavar="RULES", help="Rules not to run.")]
+ExtendSelect = Annotated[Optional[list[str]], typer.Option("--extend-select", metavar="RULES", help="Rules to run besides the selected ones.")]
+Unfixable = Annotated[Optional[list[str]], typer.Option("--unfixable", metavar="RULES", help="Rules that only report.")]
+ExtendSafe = Annotated[Optional[list[str]], typer.Option("--extend-safe-fixes", metavar="RULES", help="Rules whose unsafe fixes count as safe.")]
+Exclude = Annotated[Optional[list[str]], typer.Option("--exclude", metavar="PATTERNS", help="Paths to leave out (gitignore patterns).")]
+ForceExclude = Annotated[bool, typer.Option("--force-exclude", help="Leave out excluded paths even when named.")]
+ConfigFile = Annotated[Optional[str], typer.Option("--config", metavar="FILE", help="The pyproject.toml or gradfix.toml to use.")]
+Isolated = Annotated[bool, typer.Option("--isolated", help="Use no config file.")]
+Torch = Annotated[Optional[str], typer.Option("--target-torch", metavar="VERSION", help="The torch version that the code runs on (default: newest).")]
+OutputFormat = Annotated[Optional[Format], typer.Option("--output-format", help="How findings are printed (default: full).")]
+OutputFile = Annotated[Optional[str], typer.Option("--output-file", "-o", metavar="FILE", help="Write the report there.")]
+Statistics = Annotated[bool, typer.Option("--statistics", help="Only count findings per rule.")]
+ExitZero = Annotated[bool, typer.Option("--exit-zero", help="Exit with 0 even when something was found.")]
+Jobs = Annotated[Optional[int], typer.Option("--jobs", "-j", min=1, metavar="N", help="Processes (default: all cores).")]
+NoCache = Annotated[bool, typer.Option("--no-cache", help="Use no cache.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print findings and nothing else.")]
+StdinName = Annotated[Optional[str], typer.Option("--stdin-filename", metavar="FILE", help="The name of what stdin holds.")]
+
+
+def _version(value: bool):
+    if value:
+        from gradfix import __version__
+
+        print(f"gradfix {__version__}")
+        raise typer.Exit()
+
+
+@app.callback()
+def root(
+    version: Annotated[bool, typer.Option("--version", "-V", callback=_version, is_eager=True, help="Print the version.")] = False,
+):
+    pass
+
+
+class Session:
+    """Everything that the options and the config decide, resolved."""
+
+    def __init__(self, paths, o: dict):
+        from gradfix import codemod, config, discovery
+        from gradfix.engine import Settings
+
+        self.paths = list(paths or ["."])
+        self.stdin = "-" in self.paths
+        if self.stdin and len(self.paths) > 1:
+            raise UsageError("- stands for stdin and goes with no other path")
+        if o["stdin_filename"] is not None and not self.stdin:
+            raise UsageError("--stdin-filename needs - as path")
+        if o["isolated"] and o["config"]:
+            raise UsageError("--isolated and --config exclude each other")
+        rules = codemod.load()
+        conf, base = config.Config(), os.getcwd()
+        start = self.paths if not self.stdin else [o["stdin_filename"] or "-"]
+        if not o["isolated"]:
+            path = o["config"] or config.find_config(config.start_folder(start))
+            if path is not None:
+                found, folder = config.read_config(path)
+                if found is not None:
+                    conf, base = found, folder
+                elif o["config"]:
+                    raise ConfigError(f"{path}: has no [tool.gradfix]")
+        split = config.split
+        select = None if o["select"] is None else split(o["select"])
+        active = config.selected(rules, conf, select, split(o["extend_select"]), split(o["ignore"]))
+        torch = o["target_torch"] or conf.target_torch
+        per_file = [
+            (discovery.Patterns(base, [pattern]), config.codes(split(selectors), rules))
+            for pattern, selectors in conf.per_file_ignores.items()
+        ]
+
+        def ignored_in(path: str) -> set[str]:
+            absolute = os.path.abspath(path)
+            return set().union(*(codes for patterns, codes in per_file if patterns.verdict(absolute)))
+
+        self.settings = Settings(
+            rules=rules,
+            active=active,
+            target_torch=config.parse_torch(torch) if torch else config.NEWEST_TORCH,
+            unfixable=config.codes(conf.unfixable + split(o["unfixable"]), rules),
+            safe_anyway=config.codes(conf.extend_safe_fixes + split(o["extend_safe_fixes"]), rules),
+            unsafe_fixes=o.get("unsafe_fixes", False),
+            ignored_in=ignored_in,
+        )
+        chosen = o["output_format"]
+        self.format = chosen.value if chosen is not None else conf.output_format or "full"
+        self.excludes = [discovery.Patterns(base, conf.exclude), discovery.Patterns(os.getcwd(), split(o["exclude"]))]
+        self.force_exclude = o["force_exclude"]
+        self.quiet = o["quiet"]
+        self.jobs = o["jobs"]
+        self.output_file = o["output_file"]
+        self.statistics = o["statistics"]
+        self.problems = []
+        self.overlay: dict[str, bytes] = {}
+        if self.stdin:
+            name = discovery.shown(o["stdin_filename"]) if o["stdin_filename"] else "-"
+            self.overlay[name] = sys.stdin.buffer.read()
+            left_out = self.force_exclude and name != "-" and discovery.is_excluded(name, self.excludes)
+            self.files = [] if left_out else [name]
+        else:
+            self.files, self.problems = discovery.discover(self.paths, self.excludes, self.force_exclude)
+            if not self.files and not self.problems and not self.quiet:
+                say("warning: no Python files found under the given paths")
+
+    def runner(self):
+        from gradfix.runner import Runner
+
+        return Runner(self.jobs, progress=not self.quiet)
+
+    def report(self, result, command: str, stream, **more) -> None:
+        """Problems to stderr, findings to `stream` (or the output file) in the chosen format."""
+        from gradfix import engine, reports
+
+        problems = sorted({*self.problems, *result.problems}, key=lambda p: (p.path, p.row or 0, p.col or 0, p.reason))
+        for p in problems:
+            place = p.path + (f":{p.row}" if p.row else "") + (f":{p.col}" if p.row and p.col else "")
+            say(f"error: {one_line(place)}: {one_line(p.reason)}")
+        self.all_problems = problems
+        findings = [engine.with_settings(f, self.settings) for f in result.findings]
+        opened = None
+        if self.output_file is not None:
+            try:
+                opened = open(self.output_file, "w", encoding="utf-8", newline="")
+            except OSError as error:
+                raise UsageError(f"{self.output_file}: {(error.strerror or str(error)).lower()}") from None
+        target = opened or stream
+        try:
+            report = reports.Report(
+                findings=findings,
+                problems=problems,
+                text=lambda path: engine.decode(path, engine.data_of(result.project, path)).text,
+                fixes=engine.FixView(result.project),
+                color=opened is None and wants_color(target),
+                quiet=self.quiet,
+                unsafe_fixes=self.settings.unsafe_fixes,
+                command=command,
+                files=len(self.files),
+                **more,
+            )
+            if self.statistics:
+                from gradfix.reports import statistics
+
+                statistics.write(report, Out(target), self.format)
+            else:
+                reports.writer(self.format)(report, Out(target))
+            target.flush()
+        finally:
+            if opened is not None:
+                opened.close()
+
+
+def one_line(text: str) -> str:
+    return "".join(c if c.isprintable() else c.encode("unicode_escape", "backslashreplace").decode() for c in text)
+
+
+def fails(findings) -> bool:
+    return any(f.severity.value != "info" for f in findings)
+
+
+def finish(code: int):
+    raise typer.Exit(code)
+
+
+@app.command()
+def check(
+    paths: Paths = None,
+    select: Select = None,
+    ignore: Ignore = None,
+    extend_select: ExtendSelect = None,
+    unfixable: Unfixable = None,
+    extend_safe_fixes: ExtendSafe = None,
+    exclude: Exclude = None,
+    force_exclude: ForceExclude = False,
+    config: ConfigFile = None,
+    isolated: Isolated = False,
+    target_torch: Torch = None,
+    output_format: OutputFormat = None,
+    output_file: OutputFile = None,
+    statistics: Statistics = False,
+    exit_zero: ExitZero = False,
+    jobs: Jobs = None,
+    no_cache: NoCache = False,
+    quiet: Quiet = False,
+    stdin_filename: StdinName = None,
+    explain_analysis: Annotated[
+        Optional[str], typer.Option("--explain-analysis", metavar="FILE:LINE", help="Print what the analysis believes there.")
+    ] = None,
+):
+    """Report findings."""
+    session = Session(paths, locals())
+    if explain_analysis is not None:
+        finish(_explain(session, explain_analysis, bool(paths)))
+    from gradfix import engine
+
+    with session.runner() as runner:
+        result = engine.check(session.files, session.settings, runner, session.overlay)
+    session.report(result, "check", sys.stdout)
+    if session.all_problems:
+        finish(2)
+    finish(1 if fails(result.findings) and not exit_zero else 0)
+
+
+def _explain(session: Session, place: str, paths_given: bool) -> int:
+    from gradfix import discovery, engine
+    from gradfix.analysis import explain
+
+    name, _, line = place.rpartition(":")
+    if not name or not line.isdigit() or int(line) < 1:
+        raise UsageError("--explain-analysis wants FILE:LINE")
+    files = session.files
+    if not session.stdin:
+        name = discovery.shown(name)
+        if not os.path.exists(name):
+            raise UsageError(f"{name}: no such file or directory")
+        if name not in files:
+            files = sorted({*(files if paths_given else ()), name})
+    project = engine.make_project(files, session.overlay, session.settings)
+    text = engine.decode(name, engine.data_of(project, name)).text
+    if int(line) > len(engine.lines_of(text)):
+        raise UsageError(f"{name} has no line {line}")
+    print(printable(explain(project, name, int(line)), sys.stdout))
+    return 0
+
+
+@app.command()
+def apply(
+    paths: Paths = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", "--diff", help="Print the changes as a unified diff; write nothing.")] = False,
+    unsafe_fixes: Annotated[bool, typer.Option("--unsafe-fixes/--no-unsafe-fixes", help="Apply unsafe fixes too.")] = False,
+    select: Select = None,
+    ignore: Ignore = None,
+    extend_select: ExtendSelect = None,
+    unfixable: Unfixable = None,
+    extend_safe_fixes: ExtendSafe = None,
+    exclude: Exclude = None,
+    force_exclude: ForceExclude = False,
+    config: ConfigFile = None,
+    isolated: Isolated = False,
+    target_torch: Torch = None,
+    output_format: OutputFormat = None,
+    output_file: OutputFile = None,
+    statistics: Statistics = False,
+    exit_zero: ExitZero = False,
+    jobs: Jobs = None,
+    no_cache: NoCache = False,
+    quiet: Quiet = False,
+    stdin_filename: StdinName = None,
+):
+    """Repair what was found: safe fixes, or all with --unsafe-fixes."""
+    session = Session(paths, locals())
+    from gradfix import engine
+    from gradfix.findings import Problem
+    from gradfix.source import atomic_write, os_reason
+
+    with session.runner() as runner:
+        done = engine.apply(session.files, session.settings, runner, session.overlay)
+    if dry_run:
+        finish(_dry_run(session, done, exit_zero))
+    if session.stdin:
+        ((name, data),) = session.overlay.items()
+        sys.stdout.buffer.write(done.after.get(name, data))
+        sys.stdout.buffer.flush()
+    elif done.after:
+        for path in uncommitted(sorted(done.after)):
+            say(f"warning: {path} has uncommitted changes; gradfix changes it too")
+        for path, data in done.after.items():
+            try:
+                if os.path.exists(path) and engine.read_bytes(path) != done.before[path]:
+                    done.result.problems.append(Problem(path, "left as it was: it changed on disk in the meantime"))
+                    continue
+                atomic_write(path, data)
+            except (OSError, engine.SourceError) as error:
+                reason = error.reason if isinstance(error, engine.SourceError) else write_reason(error)
+                done.result.problems.append(Problem(path, f"can't be written: {reason}"))
+    failed = {p.path for p in done.result.problems}
+    fixed = [f for f in done.fixed if not any(e.path in failed for e in f.fix.edits)]
+    if session.stdin and session.output_file is None:
+        session.format = "concise"
+        session.report(done.result, "apply", sys.stderr, fixed=len(fixed))
+    else:
+        session.report(done.result, "apply", sys.stdout, fixed=len(fixed))
+    if session.all_problems:
+        finish(2)
+    finish(1 if fails(done.result.findings) and not exit_zero else 0)
+
+
+def write_reason(error: OSError) -> str:
+    return (error.strerror or str(error)).lower()
+
+
+def _dry_run(session: Session, done, exit_zero: bool) -> int:
+    from gradfix import engine
+    from gradfix.reports import count
+    from gradfix.reports.style import styler
+
+    problems = sorted({*session.problems, *done.result.problems}, key=lambda p: (p.path, p.row or 0, p.reason))
+    for p in problems:
+        place = p.path + (f":{p.row}" if p.row else "") + (f":{p.col}" if p.row and p.col else "")
+        say(f"error: {one_line(place)}: {one_line(p.reason)}")
+    diff = "".join(engine.unified_diff(p, done.before[p], done.after[p]) for p in sorted(done.after))
+    if session.output_file is not None:
+        with open(session.output_file, "wb") as out:
+            out.write(diff.encode("utf-8", "surrogateescape"))
+    else:
+        if diff and wants_color(sys.stdout):
+            style, lines = styler(True), []
+            tints = {"+": ("green",), "-": ("red",), "@": ("cyan",)}
+            for line in diff.split("\n"):
+                names = ("bold",) if line.startswith(("+++", "---")) else tints.get(line[:1], ())
+                lines.append(style(line, *names))
+            diff = "\n".join(lines)
+        sys.stdout.flush()
+        raw = getattr(sys.stdout, "buffer", None)
+        if raw is not None:
+            raw.write(diff.encode("utf-8", "surrogateescape"))
+            raw.flush()
+        else:
+            sys.stdout.write(diff)
+    if not session.quiet:
+        if done.after:
+            say(f"Would fix {count(len(done.fixed), 'finding')} in {count(len(done.after), 'file')}.")
+        left = len(done.result.findings)
+        unsafe = sum(
+            f.fix is not None and not engine.is_safe(f, session.settings) and engine.has_fix(f, session.settings)
+            for f in done.result.findings
+        )
+        if left:
+            more = f" ({unsafe} fixable with --unsafe-fixes)" if unsafe and not session.settings.unsafe_fixes else ""
+            say(f"{count(left, 'finding')} would be left{more}; `gradfix check` shows them.")
+        elif not done.after and not problems and session.files:
+            say("Nothing to fix.")
+    if problems:
+        return 2
+    return 1 if diff and not exit_zero else 0
+
+
+def uncommitted(paths: list[str]) -> list[str]:
+    """Those of `paths` that git tracks and sees changed, or that are untracked inside a repository."""
+    import subprocess
+
+    folders: dict[str, list[str]] = {}
+    for path in paths:
+        folder = here = os.path.dirname(os.path.realpath(path))
+        while not os.path.exists(os.path.join(here, ".git")):
+            parent = os.path.dirname(here)
+            if parent == here:
+                here = None
+                break
+            here = parent
+        if here is not None and folder:
+            folders.setdefault(here, []).append(path)
+    out = []
+    for top, mine in folders.items():
+        names = {os.path.relpath(os.path.realpath(p), top).replace(os.sep, "/"): p for p in mine}
+        try:
+            status = subprocess.run(
+                ["git", "status", "--porcelain", "-z", "--no-renames", "--untracked-files=all"],
+                cwd=top, capture_output=True, timeout=20, stdin=subprocess.DEVNULL,
+                env={**os.environ, "GIT_OPTIONAL_LOCKS": "0"},
+            )  # fmt: skip
+        except (OSError, subprocess.SubprocessError):
+            continue
+        if status.returncode:
+            continue
+        for entry in status.stdout.decode("utf-8", "surrogateescape").split("\0"):
+            if entry[3:] in names:
+                out.append(names[entry[3:]])
+    return sorted(out)
+
+
+@app.command()
+def rules(
+    output_format: Annotated[Optional[Format], typer.Option("--output-format", help="full or json.")] = None,
+):
+    """List the rules."""
+    from gradfix import codemod
+    from gradfix.config import default_codes
+
+    known = codemod.load()
+    on = default_codes(known)
+    if output_format in (Format.json, Format.json_lines):
+        from gradfix.reports.json import dumps
+
+        table = [
+            {"code": r.code, "name": r.name, "summary": r.summary, "default": r.code in on, "fixable": r.fixable}
+            for r in known
+        ]
+        print(dumps(table) if output_format is Format.json else "\n".join(map(dumps, table)))
+        return
+    width = max(len(r.name) for r in known)
+    for r in known:
+        flags = ("" if r.code in on else "off by default") or ("" if r.fixable else "no fix")
+        text = SUMMARIES.get(r.code) or r.summary
+        line = f"{r.code}  {r.name.ljust(width)}  {flags.ljust(14)}  {text}"
+        print(printable(line.rstrip(), sys.stdout))
+
+
+SUMMARIES = {"GF001": "A `# gradfix: ignore` comment that suppresses nothing."}
+
+
+@app.command()
+def rule(
+    name: Annotated[Optional[str], typer.Argument(metavar="[NAME|CODE]", help="One rule; without it, all.", show_default=False)] = None,
+):
+    """Explain a rule."""
+    from gradfix import codemod
+    from gradfix.config import matching
+
+    known = codemod.load()
+    if name is not None:
+        exact = [r for r in known if name.lower() in (r.name, r.code.lower())]
+        if not exact:
+            matching(name, known)
+            raise UsageError(f"{name} is no rule")
+        known = exact
+    from gradfix.config import default_codes
+
+    on = default_codes(known)
+    blocks = []
+    for r in known:
+        doc = r.doc or SUMMARIES.get(r.code, "")
+        head = f"{r.name} ({r.code})"
+        notes = [] if r.code in on else ["off by default"]
+        notes += [] if r.fixable else ["reports only"]
+        first = doc.splitlines()[0] if doc else ""
+        title = "" if r.code in first and r.name in first else f"# {head}\n\n"
+        note = f"{', '.join(notes).capitalize()}.\n\n" if notes else ""
+        blocks.append(f"{title}{note}{doc}")
+    print(printable("\n\n".join(blocks), sys.stdout))
+
+
+def run(arguments: list[str] | None = None) -> int:
+    """The exit code of a command line: never a traceback for what a user can cause."""
+    import warnings
+
+    for category in (SyntaxWarning, DeprecationWarning):  # of the code that is read, not ours
+        warnings.simplefilter("ignore", category)
+    try:
+        command = typer.main.get_command(app)
+        code = command.main(args=arguments, prog_name="gradfix", standalone_mode=False)
+        return code if isinstance(code, int) else 0
+    except (UsageError, ConfigError) as error:
+        say(f"error: {one_line(str(error))}")
+        return 2
+    except typer.Abort:
+        say("interrupted")
+        return 130
+    except KeyboardInterrupt:
+        say("interrupted")
+        return 130
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    except Exception as error:
+        return _failed(error)
+
+
+def _failed(error: Exception) -> int:
+    from gradfix.codemod import RegistryError
+    from gradfix.source import SourceError
+
+    if hasattr(error, "format_message") and hasattr(error, "exit_code"):  # click's, or the copy that typer brings
+        context = getattr(error, "ctx", None)
+        if type(error).__name__ == "NoArgsIsHelpError":
+            say(error.format_message())
+            return error.exit_code
+        say(f"error: {error.format_message()}")
+        if context is not None:
+            say(f"Try '{context.command_path} --help'.")
+        return error.exit_code
+    if isinstance(error, (RegistryError, SourceError)):
+        say(f"error: {one_line(str(error))}")
+        return 2
+    if os.environ.get("GRADFIX_TRACEBACK"):
+        raise error
+    from gradfix.runner import describe
+
+    say(f"error: gradfix itself crashed: {describe(error)}; GRADFIX_TRACEBACK=1 shows where")
+    return 2

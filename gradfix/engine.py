@@ -1,0 +1,431 @@
+"""From files to findings, and from findings to new bytes.  Knows no rule by name and no LibCST."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import io
+import tokenize
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from gradfix import suppressions
+from gradfix.codemod import UNUSED_SUPPRESSION, Codemod
+from gradfix.findings import Applicability, Edit, Finding, Fix, Problem
+from gradfix.runner import Runner, describe
+from gradfix.source import SourceError, decode, read_bytes
+
+MAX_ROUNDS = 10
+
+
+@dataclass
+class Settings:
+    """What of the command line and the config reaches the engine."""
+
+    rules: Sequence[Codemod]
+    active: set[str]
+    target_torch: tuple[int, int] = (2, 13)
+    unfixable: set[str] = field(default_factory=set)
+    safe_anyway: set[str] = field(default_factory=set)  # rules whose unsafe fixes count as safe
+    unsafe_fixes: bool = False
+    ignored_in: Callable[[str], set[str]] = lambda path: set()  # per-file-ignores
+
+
+@dataclass
+class Result:
+    project: object
+    findings: list[Finding]
+    problems: list[Problem]
+    files: list[str]
+    skipped: set[str] = field(default_factory=set)
+
+
+def make_project(files: Sequence[str], overlay: dict[str, bytes], settings: Settings):
+    from gradfix.analysis import Project
+
+    return Project(tuple(files), dict(overlay), settings.target_torch)
+
+
+def check(files: Sequence[str], settings: Settings, runner: Runner, overlay: dict[str, bytes] | None = None) -> Result:
+    from gradfix.analysis import Facts
+
+    project = make_project(files, overlay or {}, settings)
+    parts = runner.observe(project, list(files))
+    problems = [p for part in parts for p in part.problems]
+    marked = {path for part in parts for path in part.marked}
+    facts = Facts(project, [o for part in parts for o in part.observations])
+    for part in parts:
+        for observed in part.observations:
+            problems.extend(observed.problems)
+
+    found: list[Finding] = []
+    crashed = False
+    for rule in settings.rules:
+        if rule.code not in settings.active:
+            continue
+        path = files[0] if len(files) == 1 else "."
+        mine: list[Finding] = []
+        try:
+            for finding in rule.run(facts):
+                path = finding.path
+                mine.append(finding)
+        except Exception as error:
+            crashed = True
+            problems.append(Problem(path, f"rule {rule.name} ({rule.code}) crashed: {describe(error)}"))
+        found.extend(mine)
+
+    known = set(files)
+    comments: dict[str, suppressions.Suppressions] = {}
+    for path in marked | {f.path for f in found} | {p.path for p in problems if p.path in known}:
+        try:
+            comments[path] = suppressions.parse(path, decode(path, data_of(project, path)).text)
+        except (SourceError, OSError):
+            pass
+    skipped = {path for path, c in comments.items() if c.skip}
+    findings = set()
+    for finding in found:
+        if finding.path in known and not (finding.path in comments and comments[finding.path].suppresses(finding)):
+            if finding.code not in settings.ignored_in(finding.path):
+                findings.add(finding)
+    if UNUSED_SUPPRESSION.code in settings.active and not crashed:
+        broken = {p.path for p in problems}
+        for path in sorted(marked - broken):
+            if path in comments:
+                active = settings.active - settings.ignored_in(path)
+                if UNUSED_SUPPRESSION.code in active:
+                    findings.update(comments[path].unused(settings.rules, active))
+    problems = list(dict.fromkeys(p for p in problems if p.path not in skipped))
+    problems.sort(key=lambda p: (p.path, p.row or 0, p.col or 0, p.reason))
+    return Result(project, sorted(findings, key=_order), problems, list(files), skipped)
+
+
+def _order(finding: Finding):
+    return (*finding.sort_key, finding.message)
+
+
+def data_of(project, path: str) -> bytes:
+    overlay = project.overlay
+    return overlay[path] if path in overlay else read_bytes(path)
+
+
+# ---------------------------------------------------------------------------- fixes
+
+
+def is_safe(finding: Finding, settings: Settings) -> bool:
+    return finding.fix is not None and (
+        finding.fix.applicability is Applicability.SAFE or finding.code in settings.safe_anyway
+    )
+
+
+def has_fix(finding: Finding, settings: Settings) -> bool:
+    return finding.fix is not None and finding.code not in settings.unfixable
+
+
+def with_settings(finding: Finding, settings: Settings) -> Finding:
+    """The finding with its fix as the settings have it: none where unfixable, safe where declared so."""
+    if finding.fix is None:
+        return finding
+    import dataclasses
+
+    if finding.code in settings.unfixable:
+        return dataclasses.replace(finding, fix=None)
+    if finding.code in settings.safe_anyway and finding.fix.applicability is not Applicability.SAFE:
+        return dataclasses.replace(finding, fix=dataclasses.replace(finding.fix, applicability=Applicability.SAFE))
+    return finding
+
+
+def by_path(edits: Iterable[Edit]) -> dict[str, tuple[Edit, ...]]:
+    out: dict[str, list[Edit]] = {}
+    for edit in edits:
+        out.setdefault(edit.path, []).append(edit)
+    return {path: tuple(group) for path, group in out.items()}
+
+
+class Broken(Exception):
+    """A file that a fix would break: it stays as it was."""
+
+    def __init__(self, paths: Iterable[str], reason: str):
+        super().__init__(reason)
+        self.paths, self.reason = sorted(paths), reason
+
+
+@dataclass
+class Applied:
+    before: dict[str, bytes]
+    after: dict[str, bytes]  # only files that changed
+    result: Result  # what `check` says of the outcome
+    fixed: list[Finding]
+    rounds: int = 0
+
+
+def apply(files: Sequence[str], settings: Settings, runner: Runner, overlay: dict[str, bytes] | None = None) -> Applied:
+    """Rounds of check and rewrite until nothing changes."""
+    given = dict(overlay or {})
+    first = check(files, settings, runner, given)
+    frozen: dict[str, str] = {}
+    while True:
+        try:
+            applied = _rounds(files, settings, runner, given, first, frozen)
+        except Broken as broken:
+            new = [p for p in broken.paths if p not in frozen]
+            if not new:
+                raise
+            frozen.update(dict.fromkeys(new, broken.reason))
+            continue
+        applied.result.problems.extend(Problem(path, reason) for path, reason in sorted(frozen.items()))
+        return applied
+
+
+def _rounds(files, settings, runner, given, first: Result, frozen: dict[str, str]) -> Applied:
+    overlay = dict(given)
+    before: dict[str, bytes] = {}
+    result, fixed = first, []
+    history: list[tuple[bytes, set[str]]] = [(_state({}), set())]
+    for number in range(MAX_ROUNDS + 1):
+        changes, landed = _one_round(result, settings, set(frozen) | {p.path for p in result.problems})
+        if not changes:
+            break
+        names = {f.name for f in landed}
+        if number == MAX_ROUNDS:
+            why = f"fixes still change it after {MAX_ROUNDS} rounds ({', '.join(sorted(names))}); run gradfix again"
+            result.problems.extend(Problem(path, why) for path in sorted(changes))
+            break
+        for path in changes:
+            before.setdefault(path, data_of(result.project, path))
+        overlay.update(changes)
+        fixed.extend(landed)
+        state = _state({p: overlay[p] for p in before if overlay[p] != before[p]})
+        seen = [i for i, (old, _) in enumerate(history) if old == state]
+        if seen:
+            names = names.union(*(n for _, n in history[seen[-1] + 1 :]))
+            raise Broken(changes, f"left as it was: fixes undo each other ({', '.join(sorted(names))})")
+        history.append((state, names))
+        result = check(files, settings, runner, overlay)
+        for problem in result.problems:
+            if problem.path in changes and problem not in first.problems:
+                raise Broken([problem.path], f"left as it was: after the fixes of {_names(landed, problem.path)}, {problem.reason}")
+    after = {path: overlay[path] for path in before if overlay[path] != before[path]}
+    return Applied(before, after, result, fixed, number)
+
+
+def _names(findings: Iterable[Finding], path: str) -> str:
+    return ", ".join(sorted({f.name for f in findings if any(e.path == path for e in f.fix.edits)}))
+
+
+def _state(overlay: dict[str, bytes]) -> bytes:
+    digest = hashlib.sha256()
+    for path in sorted(overlay):
+        digest.update(path.encode("utf-8", "surrogateescape") + b"\0" + hashlib.sha256(overlay[path]).digest())
+    return digest.digest()
+
+
+def _one_round(result: Result, settings: Settings, frozen: set[str]) -> tuple[dict[str, bytes], list[Finding]]:
+    """New contents of the files that fixes change, and the findings whose fixes are in them."""
+    from gradfix.rewriting import RewriteError, rewrite
+
+    writable = set(result.files) - frozen - result.skipped
+    todo: list[Finding] = []
+    seen: set[tuple[Edit, ...]] = set()
+    for finding in result.findings:
+        if not has_fix(finding, settings) or not (settings.unsafe_fixes or is_safe(finding, settings)):
+            continue
+        if not finding.fix.edits or any(e.path not in writable for e in finding.fix.edits):
+            continue
+        if finding.fix.edits in seen:
+            continue
+        seen.add(finding.fix.edits)
+        todo.append(finding)
+
+    waiting: set[int] = set()  # fixes that can't go in this round
+    changes: dict[str, bytes] = {}
+    done: dict[str, list[int]] = {}  # file -> the fixes that its current new content holds
+    while True:
+        groups: dict[str, list[tuple[int, tuple[Edit, ...]]]] = {}
+        for index, finding in enumerate(todo):
+            if index not in waiting:
+                for path, edits in by_path(finding.fix.edits).items():
+                    groups.setdefault(path, []).append((index, edits))
+        again = False
+        for path, mine in groups.items():
+            indexes = [i for i, _ in mine]
+            if done.get(path) == indexes:
+                continue
+            old = data_of(result.project, path)
+            try:
+                new, deferred = rewrite(old, [edits for _, edits in mine])
+            except (RewriteError, RecursionError) as error:
+                bad = _culprits(old, mine)
+                if not bad:  # each works alone: one now, the others later
+                    bad = set(indexes[1:])
+                if not bad or bad == set(indexes):
+                    names = ", ".join(sorted({todo[i].name for i in indexes}))
+                    raise Broken([path], f"left as it was: {names}: {describe_rewrite(error)}") from error
+                waiting |= bad
+                again = True
+                break
+            late = {indexes[d] for d in deferred}
+            if late:
+                waiting |= late
+                if any(len(by_path(todo[i].fix.edits)) > 1 for i in late):
+                    again = True
+                    break
+                indexes = [i for i in indexes if i not in late]
+            changes[path], done[path] = new, indexes
+        if not again:
+            break
+    alive = {path for path, mine in groups.items()}
+    changes = {p: new for p, new in changes.items() if p in alive and new != data_of(result.project, p)}
+    for path, new in changes.items():
+        old = data_of(result.project, path)
+        landed = [todo[i] for i in done[path]]
+        if reason := what_is_wrong(path, old, new):
+            raise Broken([path], f"left as it was: after the fixes of {_names(landed, path)}, {reason}")
+    landed = [f for i, f in enumerate(todo) if i not in waiting and any(e.path in changes for e in f.fix.edits)]
+    return changes, landed
+
+
+def _culprits(data: bytes, groups) -> set[int]:
+    from gradfix.rewriting import RewriteError, rewrite
+
+    bad = set()
+    for index, edits in groups:
+        try:
+            rewrite(data, [edits])
+        except (RewriteError, RecursionError):
+            bad.add(index)
+    return bad
+
+
+def describe_rewrite(error: BaseException) -> str:
+    return " ".join(str(error).split())[:300] or type(error).__name__
+
+
+def what_is_wrong(path: str, old: bytes, new: bytes) -> str | None:
+    """Why `new` must not replace `old`: it doesn't compile, or a comment is gone."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            compile(new, path, "exec", dont_inherit=True)
+    except SyntaxError as error:
+        return f"it would not compile: {error.msg} (line {error.lineno})"
+    except (ValueError, RecursionError, MemoryError, OverflowError) as error:
+        return f"it would not compile: {type(error).__name__}"
+    if lost := _comments(old) - _comments(new):
+        return f"a comment would be lost: {next(iter(lost))}"
+    return None
+
+
+def _comments(data: bytes) -> Counter:
+    found: Counter = Counter()
+    if b"#" not in data:
+        return found
+    try:
+        for token in tokenize.tokenize(io.BytesIO(data).readline):
+            if token.type == tokenize.COMMENT:
+                found[token.string.strip()] += 1
+    except (tokenize.TokenError, SyntaxError):
+        pass
+    return found
+
+
+# ---------------------------------------------------------------------------- diffs
+
+
+def lines_of(text: str) -> list[str]:
+    """Lines with their ends, as Python counts them (not at form feeds and the like)."""
+    return io.StringIO(text, newline="").readlines()
+
+
+def unified_diff(path: str, old: bytes, new: bytes, context: int = 3) -> str:
+    """A unified diff that `patch` and `git apply` take; newlines inside are those of the file."""
+    before = _text(path, old)
+    after = _text(path, new)
+    name = path.replace("\\", "/")
+    out = []
+    # Split at "\n" only, as patch does.
+    for line in difflib.unified_diff(
+        _newline_split(before), _newline_split(after), f"a/{name.lstrip('/')}", f"b/{name.lstrip('/')}", n=context
+    ):
+        out.append(line if line.endswith("\n") else line + "\n\\ No newline at end of file\n")
+    return "".join(out)
+
+
+def _newline_split(text: str) -> list[str]:
+    parts = text.split("\n")
+    return [p + "\n" for p in parts[:-1]] + ([parts[-1]] if parts[-1] else [])
+
+
+def _text(path: str, data: bytes) -> str:
+    try:
+        source = decode(path, data)
+        return ("\ufeff" if source.encoding == "utf-8-sig" else "") + source.text
+    except SourceError:
+        return data.decode("utf-8", "surrogateescape")
+
+
+@dataclass(frozen=True)
+class Replacement:
+    """Rows and columns from 1."""
+
+    content: str
+    row: int
+    column: int
+    end_row: int
+    end_column: int
+
+
+class FixView:
+    """What one fix does to the files, for reports.  Everything is computed when asked for, once."""
+
+    def __init__(self, project):
+        self.project = project
+        self._cache: dict[tuple[str, tuple[Edit, ...]], tuple[str, str] | None] = {}
+
+    def changed(self, fix: Fix) -> dict[str, tuple[str, str]]:
+        """path -> (text before, text after); empty when the fix can't be applied."""
+        out = {}
+        for path, edits in by_path(fix.edits).items():
+            pair = self._change(path, edits)
+            if pair is None:
+                return {}
+            out[path] = pair
+        return out
+
+    def _change(self, path: str, edits: tuple[Edit, ...]):
+        key = (path, edits)
+        if key not in self._cache:
+            from gradfix.rewriting import RewriteError, rewrite
+
+            try:
+                old = data_of(self.project, path)
+                new, deferred = rewrite(old, [edits])
+                self._cache[key] = None if deferred else (decode(path, old).text, decode(path, new).text)
+            except (RewriteError, RecursionError, SourceError, OSError):
+                self._cache[key] = None
+        return self._cache[key]
+
+    def replacements(self, path: str, fix: Fix) -> list[Replacement]:
+        """The fix as replacements in `path`.  None of them when it touches other files too: half a fix is none."""
+        changed = self.changed(fix)
+        if set(changed) != {path}:
+            return []
+        return replacements(*changed[path])
+
+
+def replacements(before: str, after: str) -> list[Replacement]:
+    old, new = lines_of(before), lines_of(after)
+    out = []
+    for tag, i1, i2, j1, j2 in difflib.SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
+        if tag == "equal":
+            continue
+        out.append(Replacement("".join(new[j1:j2]), *_start(old, i1), *_start(old, i2)))
+    return out
+
+
+def _start(lines: list[str], index: int) -> tuple[int, int]:
+    """Where line `index` starts; behind the last line, the end of the text."""
+    if index < len(lines) or not lines or lines[-1].endswith(("\n", "\r")):
+        return index + 1, 1
+    return len(lines), len(lines[-1]) + 1

@@ -1,0 +1,250 @@
+"""Many files: chunks, processes, progress."""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+import time
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass, field
+
+from gradfix.findings import Problem
+from gradfix.source import SourceError, decode, syntax_problem
+
+POOL_FROM_BYTES = 64 * 1024
+CHUNK_BYTES = 512 * 1024
+# The analysis parses only files that hold its words.  That the others are Python at all is checked up to this total.
+SYNTAX_BYTES = 16 * 1024 * 1024
+
+
+@dataclass
+class Part:
+    """What one chunk of files gave."""
+
+    observations: list = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
+    marked: list[str] = field(default_factory=list)  # files that hold suppression comments of ours
+
+
+def work(project, paths: Sequence[str], syntax: bool = True) -> Part:
+    """In a worker: observe a chunk; when that crashes, each file by itself, so that only one is lost."""
+    from gradfix.analysis import observe
+
+    collected = gc.isenabled()
+    gc.disable()
+    part = Part()
+    unread: dict[str, bytes] = {}
+    try:
+        for path in paths:
+            try:
+                data = project.overlay.get(path)
+                if data is None:
+                    with open(path, "rb") as handle:
+                        data = handle.read()
+            except OSError:
+                continue  # the analysis says so
+            if b"gradfix:" in data:
+                part.marked.append(path)
+            if syntax:
+                unread[path] = data
+        try:
+            part.observations.append(observe(project, paths))
+        except Exception as error:
+            if len(paths) == 1:
+                part.problems.append(Problem(paths[0], f"the analysis crashed: {describe(error)}"))
+                return part
+            for path in paths:
+                try:
+                    part.observations.append(observe(project, [path]))
+                except Exception as error:
+                    part.problems.append(Problem(path, f"the analysis crashed: {describe(error)}"))
+        _check_syntax(project, unread, part)
+    finally:
+        if collected:
+            gc.enable()
+    return part
+
+
+def _check_syntax(project, unread: dict[str, bytes], part: Part) -> None:
+    """Files that the analysis had no reason to parse are parsed here, for their errors only."""
+    named = {p.path for o in part.observations for p in o.problems} | {p.path for p in part.problems}
+    parsed = getattr(project, "_modules", {})
+    for path, data in unread.items():
+        if path in named or parsed.get(path) is not None:
+            continue
+        try:
+            wrong = syntax_problem(decode(path, data).text)
+        except SourceError as error:
+            wrong = error
+        if wrong is not None:
+            part.problems.append(Problem(path, wrong.reason, wrong.row, wrong.col))
+
+
+def describe(error: BaseException) -> str:
+    text = " ".join(str(error).split())
+    if len(text) > 200:
+        text = text[:199] + "…"
+    trace, where = error.__traceback__, ""
+    while trace is not None:
+        where = f" ({os.path.basename(trace.tb_frame.f_code.co_filename)}:{trace.tb_lineno})"
+        trace = trace.tb_next
+    return f"{type(error).__name__}{': ' + text if text else ''}{where}"
+
+
+def _worker_start():
+    import signal
+    import warnings
+
+    warnings.simplefilter("ignore", SyntaxWarning)
+    warnings.simplefilter("ignore", DeprecationWarning)
+
+    gc.disable()
+    try:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    except (ValueError, OSError):
+        pass
+
+
+def _size(project, path: str) -> int:
+    if path in project.overlay:
+        return len(project.overlay[path])
+    try:
+        return os.path.getsize(path)
+    except OSError:
+        return 0
+
+
+def chunks(project, paths: Sequence[str], jobs: int) -> list[list[str]]:
+    """Files of one folder stay together (they import each other); big folders are cut."""
+    sizes = {p: _size(project, p) for p in paths}
+    limit = min(CHUNK_BYTES, max(POOL_FROM_BYTES // 2, sum(sizes.values()) // (jobs * 4) + 1))
+    out: list[list[str]] = []
+    here: list[str] = []
+    weight = 0
+    for path in sorted(paths, key=lambda p: (os.path.dirname(p), p)):
+        if here and weight + sizes[path] > limit:
+            out.append(here)
+            here, weight = [], 0
+        here.append(path)
+        weight += sizes[path]
+    if here:
+        out.append(here)
+    out.sort(key=lambda c: -sum(sizes[p] for p in c))
+    return out
+
+
+class Runner:
+    """Runs the analysis over files, in this process or in a pool that lives as long as the runner."""
+
+    def __init__(self, jobs: int | None = None, progress: bool = False):
+        self.jobs = max(1, jobs or usable_cpus())
+        self.progress = progress
+        self._pool: ProcessPoolExecutor | None = None
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+    def close(self, cancel: bool = False):
+        if self._pool is not None:
+            self._pool.shutdown(wait=not cancel, cancel_futures=True)
+            self._pool = None
+
+    def observe(self, project, paths: Sequence[str]) -> list[Part]:
+        if not paths:
+            return []
+        total = sum(_size(project, p) for p in paths)
+        syntax = total <= SYNTAX_BYTES
+        if self.jobs == 1 or len(paths) == 1 or total < POOL_FROM_BYTES:
+            return [work(project, list(paths), syntax)]
+        parts_of = chunks(project, paths, self.jobs)
+        if len(parts_of) == 1:
+            return [work(project, parts_of[0], syntax)]
+        if self._pool is None:
+            self._pool = ProcessPoolExecutor(min(self.jobs, len(parts_of)), initializer=_worker_start)
+        done: dict[int, Part] = {}
+        lost: list[int] = []
+        try:
+            futures = {self._pool.submit(work, project, chunk, syntax): i for i, chunk in enumerate(parts_of)}
+        except BrokenProcessPool:
+            self.close(cancel=True)
+            return [p for chunk in parts_of for p in self._alone(project, chunk, syntax)]
+        with Progress(len(paths), self.progress) as bar:
+            try:
+                for future in as_completed(futures):
+                    index = futures[future]
+                    try:
+                        done[index] = future.result()
+                    except BrokenProcessPool:
+                        lost.append(index)
+                    except Exception as error:  # what can't be sent back
+                        why = f"the analysis crashed: {describe(error)}"
+                        done[index] = Part(problems=[Problem(p, why) for p in parts_of[index]])
+                    bar.advance(len(parts_of[index]))
+            except BaseException:
+                self.close(cancel=True)
+                raise
+        if lost:
+            self.close(cancel=True)
+            for index in lost:
+                for part in self._alone(project, parts_of[index], syntax):
+                    done[len(done) + len(parts_of)] = part
+        return [done[i] for i in sorted(done)]
+
+    def _alone(self, project, chunk: list[str], syntax: bool) -> list[Part]:
+        """A chunk whose worker died (of this chunk or of another one): once more, cut down to the file that kills."""
+        try:
+            with ProcessPoolExecutor(1, initializer=_worker_start) as pool:
+                return [pool.submit(work, project, chunk, syntax).result()]
+        except BrokenProcessPool:
+            if len(chunk) == 1:
+                return [Part(problems=[Problem(chunk[0], "the process that analysed it was killed (out of memory?)")])]
+            half = len(chunk) // 2
+            return self._alone(project, chunk[:half], syntax) + self._alone(project, chunk[half:], syntax)
+
+
+def usable_cpus() -> int:
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:
+        return os.cpu_count() or 1
+
+
+class Progress:
+    """A bar on stderr, shown only on a terminal and only once the work has taken a second."""
+
+    def __init__(self, total: int, wanted: bool):
+        self.total, self.count = total, 0
+        self.wanted = wanted and sys.stderr.isatty()
+        self.start = time.monotonic()
+        self.bar = self.task = None
+
+    def __enter__(self):
+        return self
+
+    def advance(self, by: int):
+        self.count += by
+        if not self.wanted:
+            return
+        if self.bar is None and time.monotonic() - self.start > 1 and self.count < self.total:
+            from rich.console import Console
+            from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+            from rich.progress import Progress as Bar
+
+            self.bar = Bar(
+                TextColumn("Checking"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
+                console=Console(stderr=True), transient=True,
+            )  # fmt: skip
+            self.task = self.bar.add_task("", total=self.total)
+            self.bar.start()
+        if self.bar is not None:
+            self.bar.update(self.task, completed=self.count)
+
+    def __exit__(self, *_):
+        if self.bar is not None:
+            self.bar.stop()
