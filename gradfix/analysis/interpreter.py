@@ -131,6 +131,10 @@ class Interpreter(tm.TorchModel):
         self.rebindings: list = []
         self.optimizers: list = []
         self.cut_reach: list = []
+        self.derived: dict = {}
+        self.trained: set = set()
+        self.workarounds: list = []
+        self.calls: list = []
 
     def new(self, kind, **kw):
         oid = self.next_oid
@@ -442,6 +446,8 @@ class Interpreter(tm.TorchModel):
             if count is not None and count <= 0:
                 return []
             return [Const(first)] if count == 1 else [Const(first), UNKNOWN]
+        if isinstance(value, Const) and isinstance(value.value, (str, tuple)) and len(value.value) <= UNROLL:
+            return [Const(c) for c in value.value]
         element = self.element_of(value)
         return [element, self.element_of(value, again=element)]
 
@@ -792,6 +798,9 @@ class Interpreter(tm.TorchModel):
         return out
 
     def on_Compare(self, node):
+        if len(node.ops) == 1 and isinstance(node.comparators[0], ast.Constant) and node.comparators[0].value is None:
+            result = self.compare_test(node)
+            return UNKNOWN if result is None else Const(result)
         values = [self.eval(node.left)] + [self.eval(c) for c in node.comparators]
         if len(values) == 2 and all(isinstance(v, Const) for v in values):
             try:
@@ -840,7 +849,7 @@ class Interpreter(tm.TorchModel):
             iterable = self.eval(gen.iter)
             turns = self.turns(iterable)
             obj = self.obj(iterable)
-            exact = obj is not None and obj.kind in ("list", "tuple", "iter", "dict", "range") and not obj.open
+            exact = isinstance(iterable, Const) or obj is not None and obj.kind in ("list", "tuple", "iter", "dict", "range") and not obj.open
             if obj is not None and obj.kind == "range":
                 count = obj.items[1]
                 exact = count is not None and count <= UNROLL
@@ -917,7 +926,12 @@ class Interpreter(tm.TorchModel):
         for name in names + [k.arg for k in a.kwonlyargs]:
             if name not in frame.vars:
                 frame.vars[name] = UNKNOWN if open_args else self.default_value(defaults.get(name), fn)
-        return self.run_body(fn, frame)
+        module, stmt = self.statements[-1] if self.statements else (None, None)
+        self.calls.append((module, stmt, node, fn, 1 if receiver is not None else 0))
+        try:
+            return self.run_body(fn, frame)
+        finally:
+            self.calls.pop()
 
     def default_value(self, node, fn):
         if node is None:

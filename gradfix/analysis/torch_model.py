@@ -95,7 +95,7 @@ class TorchModel:
                 ins.append(part.oid)
                 dead |= obj.dead
         if name in INTEGER_RESULTS:
-            return self.tensor(node, (), rg=False, leaf=True, dtype="int", dead=frozenset())
+            return self.tensor(node, ins, rg=False, leaf=True, dtype="int", dead=frozenset(), computed=True)
         if self.st.mode is False:
             rg = False
         elif self.st.mode is None:
@@ -109,13 +109,15 @@ class TorchModel:
         if len(live) == 1:
             source = self.st.heap[live[0]]
             lost = live[0] if source.leaf else source.lost
-        ref = self.tensor(node, tuple(ins) if rg is not False else (), rg=rg, leaf=None if rg is None else not rg, dead=dead, lost=lost,
-                          view=view, conversion=name if name in CONVERSIONS else None)
-        if rg is not False and cut_ins:
-            obj = self.st.heap[ref.oid]
+        ref = self.tensor(node, tuple(ins), rg=rg, leaf=None if rg is None else not rg, dead=dead, lost=lost,
+                          view=view, conversion=name if name in CONVERSIONS else None, computed=True)
+        obj = self.st.heap[ref.oid]
+        if cut_ins:
             obj.numeric = frozenset(cut_ins)
-        if rg is False and (cut_ins or dead):
-            self.st.heap[ref.oid].dead = dead | frozenset(cut_ins)
+        if not live and all(r is not None for r in rgs):
+            # Nothing of it is recorded: whatever it depends on, it depends on through cuts only.
+            obj.dead = frozenset(cut_ins).union(*(self.st.heap[i].dead for i in ins))
+        obj.typo = self.grad_sources(values) or None
         return ref
 
     def factory(self, node, name, args, kwargs):
@@ -222,12 +224,17 @@ class TorchModel:
         if isinstance(value, Class):
             found = self.class_attribute(value, name)
             return found if found is not None else UNKNOWN
-        if isinstance(value, Bound) and value.name == "grad":
-            return Bound(value.receiver, "grad." + name, value.node)
+        if isinstance(value, Bound) and value.name.startswith("grad"):
+            return Bound(value.receiver, f"{value.name}.{name}", value.node)
+        if isinstance(value, Number):
+            return Bound(value, name, node) if name == "backward" else UNKNOWN
         obj = self.obj(value)
         if obj is None:
             return self.opaque_attribute(value, name, node)
         if obj.kind in ("tensor", "opaque") and name == "grad" and name not in obj.attrs:
+            if self.grad_state(value) == "set":
+                return self.tensor(node, (), rg=False, leaf=True, dtype=obj.dtype, typo=(value.oid,))
+            self.grad_seen(value, node)
             return Bound(value, "grad", node)
         if name in obj.attrs:
             return obj.attrs[name]
@@ -293,7 +300,11 @@ class TorchModel:
 
     def cut_tensor(self, value, node, kind):
         obj = self.obj(value)
-        return self.tensor(node, (), rg=False, leaf=True, dtype=obj.dtype if obj else None)
+        dead = obj.dead
+        if obj.rg is not False and self.statements:
+            module, stmt = self.statements[-1]
+            dead = frozenset([Cut(module.path, module.span(node), kind, value.oid, module.span(stmt))])
+        return self.tensor(node, (), rg=False, leaf=True, dtype=obj.dtype, typo=obj.typo, dead=dead)
 
     # ----------------------------------------------------------- operators
     def on_BinOp(self, node):
@@ -646,8 +657,9 @@ class TorchModel:
             if name in ("torch.autograd.backward",):
                 return self.backward(node, args[0] if args else kwargs.get("tensors", UNKNOWN), kwargs)
             if name == "torch.autograd.grad":
-                ref = self.new("opaque", origin="gradients", rg=False if "create_graph" not in kwargs else None, made_after=0)
-                return ref
+                create = kwargs.get("create_graph", Const(False)) != Const(False)
+                ins = [p.oid for p in self.operands(args[:1]) if isinstance(p, Ref)] if create else ()
+                return self.new("opaque", origin="gradients", rg=None if create else False, ins=tuple(ins), made_after=0)
             if name.startswith("torch.nn.") and last[:1].isupper() and "functional" not in name and "utils" not in name and "init" not in name:
                 return self.build_module(last, args, kwargs, node)
             if name.startswith("torch.nn.init") or name.startswith("torch.nn.utils"):
@@ -715,10 +727,11 @@ class TorchModel:
                 cuts |= v.cuts
             else:
                 obj = self.obj(v)
+                module, stmt = self.statements[-1]
                 if obj.kind in ("tensor", "opaque") and obj.rg is not False:
-                    module, stmt = self.statements[-1]
                     cuts.add(Cut(module.path, module.span(node), kind, v.oid, module.span(stmt)))
-                cuts |= obj.dead
+                for cut in obj.dead:  # a number read from a detached value
+                    cuts.add(Cut(module.path, module.span(node), kind, cut.source, module.span(stmt)) if cut.kind in ("detach", "data") else cut)
         return Number(frozenset(cuts)) if cuts else UNKNOWN
 
     def parameter(self, node, args, kwargs):
@@ -833,6 +846,8 @@ class TorchModel:
         receiver, name = bound.receiver, bound.name
         if name == "grad-mode":
             return UNKNOWN
+        if isinstance(receiver, Number):
+            return self.backward(node, receiver, kwargs)
         if bound.function is not None:
             return self.call_function(bound.function, args, kwargs, node, receiver=receiver, open_args=open_args)
         if name.startswith("grad."):
@@ -1054,6 +1069,10 @@ class TorchModel:
                 continue
             if name == "requires_grad" and obj.kind in ("tensor", "opaque"):
                 flag = bool(value.value) if isinstance(value, Const) else None
+                if flag and obj.kind == "tensor" and obj.rg is False and obj.computed and not obj.dead:
+                    module, _ = self.statements[-1]
+                    self.workarounds.append({"target": target, "module": module, "stmt": stmt, "below": self.below(v.oid), "leaves": {},
+                                             "name": module.source(target.value)})
                 if flag and obj.kind == "tensor" and obj.dtype == "int":
                     self.fact("integer-requires-grad", target, True, dtype_source="attribute")
                 if obj.leaf is not False:
@@ -1065,6 +1084,7 @@ class TorchModel:
             if name == "data" and obj.kind == "tensor":
                 continue
             if obj.kind in ("instance", "module", "opaque"):
+                self.replaced_parameter(target, obj.attrs.get(name), value, stmt)
                 self.rebound(target, obj.attrs.get(name), value, stmt, module=obj.kind == "module")
                 self.store_attribute(v, name, value)
 
@@ -1108,19 +1128,31 @@ class TorchModel:
                 if before is None or after is None or after.kind != "tensor" or before.kind not in ("tensor", "opaque") or o == v:
                     continue
                 sources = after.typo or ()
-                if o.oid not in sources and not any(self.same_family(o.oid, s) for s in sources):
+                if not self.textual_update(target, stmt):
+                    continue
+                if o.oid in self.derived:  # a further update of what was bound already
+                    self.derived[v.oid] = self.derived[o.oid]
+                    self.derived[v.oid]["new"] = v.oid
+                    continue
+                if o.oid not in sources:
                     continue
                 if before.kind == "tensor" and not (before.leaf and before.rg):
                     continue
-                if not self.textual_update(target, stmt):
-                    continue
                 module_, _ = self.statements[-1]
-                self.rebindings.append({"module": module_, "stmt": stmt, "target": target, "new": v.oid, "old": o.oid,
+                self.rebindings.append(entry := {"module": module_, "stmt": stmt, "target": target, "new": v.oid, "old": o.oid,
                                         "mode": self.st.mode, "attribute": module, "frame": self.st.frame.name,
                                         "loop": self.loops[-1][2] if self.loops else None, "backwards": len(self.st.backwards)})
+                self.derived[v.oid] = entry
 
-    def same_family(self, a, b):
-        return a == b
+    def replaced_parameter(self, target, old, value, stmt):
+        """`self.scale = nn.Parameter(…)` while an optimizer holds the parameter that was there."""
+        before, after = self.obj(old), self.obj(value)
+        if before is None or after is None or not before.param or not after.param or old == value or not isinstance(stmt, ast.Assign):
+            return
+        if any(old in self.obj(o).items for o in self.optimizers if self.obj(o) is not None) and isinstance(stmt.value, ast.Call) and stmt.value.args:
+            module, _ = self.statements[-1]
+            self.fact("parameter-rebinding", stmt, True, target=module.source(target), mode=self.st.mode,
+                      value=module.span(stmt.value.args[0]), loop_variable=False, replaced=True)
 
     def textual_update(self, target, stmt):
         name = ast.unparse(target)
@@ -1204,6 +1236,10 @@ class TorchModel:
             o = self.obj(p)
             if o is not None and o.kind == "tensor" and o.leaf is False and o.lost is not None:
                 self.leaf_lost(p, o, "optimizer", node)
+        for p in params:
+            o = self.obj(p)
+            if o is not None and o.kind == "opaque" and o.param:
+                self.trained.update(o.ins)
         ref = self.new("optimizer", items=tuple(params), open=open_, node=node)
         self.optimizers.append(ref)
         return ref
@@ -1307,22 +1343,32 @@ class TorchModel:
         """{oid: certainly} of what the recorded path below the loss holds; `certainly` is False behind opaque calls."""
         reached: dict[int, bool] = {}
         through: set = set()
-        work = [(p.oid, True) for v in self.flat([loss]) for p in values_of(v) if isinstance(p, Ref)]
+        roots = [p.oid for v in self.flat([loss]) for p in values_of(v) if isinstance(p, Ref)]
+        work = [(oid, True) for oid in roots]
         while work:
             oid, certain = work.pop()
             obj = self.st.heap.get(oid)
             if obj is None or reached.get(oid) is True or (oid in reached and not certain):
                 continue
             reached[oid] = certain
-            if obj.numeric:
-                through |= obj.numeric
-            certain = certain and obj.kind in ("tensor",)
-            for i in obj.ins:
-                work.append((i, certain))
+            if obj.kind == "tensor" and obj.rg is False:
+                continue
+            certain = certain and obj.kind == "tensor" and obj.rg is True
+            work.extend((i, certain) for i in obj.ins)
             if obj.kind in ("module", "opaque"):
-                for p in self.parameters_of(Ref(oid))[0]:
-                    work.append((p.oid, False))
-        self.cut_reach.append((frozenset(reached), frozenset(through)))
+                work.extend((p.oid, False) for p in self.parameters_of(Ref(oid))[0])
+        # Cuts count wherever they lie below the loss, recorded or not.
+        seen, below = set(), list(roots)
+        while below:
+            oid = below.pop()
+            obj = self.st.heap.get(oid)
+            if oid in seen or obj is None:
+                continue
+            seen.add(oid)
+            through |= (obj.numeric or frozenset()) | obj.dead
+            below.extend(obj.ins)
+        live = frozenset(o for o in reached if self.st.heap[o].rg is not False)
+        self.cut_reach.append((live, frozenset(through), set(seen)))
         return reached, through
 
     def dead_terms(self, cuts, node, module):
@@ -1336,7 +1382,8 @@ class TorchModel:
     def cut_fact(self, cut, path, span):
         from gradfix.analysis.facts import Fact
 
-        m = self.project.module(cut.path)
+        if cut.kind in ("detach", "data"):
+            return  # GF404's
         self.out.facts.append(Fact("item-in-graph" if cut.kind not in ("numpy",) else "numpy-in-graph", cut.path, cut.span, cut.statement, True,
                                    {"cut": cut.kind, "loss": (path, span)}, self.concrete))
 
@@ -1351,9 +1398,7 @@ class TorchModel:
             obj = self.st.heap.get(i)
             if obj is None:
                 continue
-            if obj.rg is True:
-                return True
-            if obj.kind == "module" and obj.open:
+            if obj.rg is True or i in self.trained or obj.kind == "module" and obj.open:
                 return True
             work.extend(obj.ins)
         return False
@@ -1380,7 +1425,7 @@ class TorchModel:
         if obj.kind == "tensor" and obj.leaf is True and obj.rg is False and not obj.param and self.st.backwards and obj.typo is None:
             return self.missing_flag(ref, obj, where, holder)
         if obj.kind == "tensor" and obj.leaf and obj.rg and state in ("none", "cleared", "maybe"):
-            if obj.cleared is not None and state in ("cleared", "maybe"):
+            if obj.cleared is not None and state in ("cleared", "maybe") and self.st.backwards:
                 module, stmt, call, *_ = obj.cleared
                 use_module, use_stmt = self.statements[-1]
                 return self.fact("zero-grad-order", call, True, module=module, stmt=stmt, use="read", use_path=use_module.path,
@@ -1391,9 +1436,8 @@ class TorchModel:
         self.fact("grad-read", where, False)
 
     def nonleaf_read(self, ref, obj, where, holder):
-        rebound = next((r for r in self.rebindings if r["new"] == ref.oid), None)
-        if rebound is not None:
-            rebound["confirmed"] = True
+        if ref.oid in self.derived:
+            self.derived[ref.oid]["confirmed"] = True
             return
         if obj.lost is not None:
             if self.leaf_lost(ref, obj, "read", where):
@@ -1402,8 +1446,8 @@ class TorchModel:
         module, stmt = self.statements[-1]
         fill = next((b for b in reversed(self.st.backwards) if ref.oid in b.reached), None)
         self.fact("retain-grad", where, True, holder=module.source(holder), backward=(last.path, last.span, last.statement),
-                  place=self.retain_place(ref, fill or last, module, holder), created=self.place(obj), reached=fill is not None,
-                  certain=obj.rg is True and fill is not None)
+                  place=self.retain_place(ref, fill or last, module, holder), reached=fill is not None,
+                  certain=obj.rg is True and fill is not None, caller=self.caller(holder), **self.creation(obj))
 
     def place(self, obj):
         if obj.statement is None or obj.node is None:
@@ -1482,8 +1526,45 @@ class TorchModel:
 
     def missing_flag(self, ref, obj, where, holder):
         module, stmt = self.statements[-1]
-        self.fact("missing-requires-grad", where, True, holder=module.source(holder), created=self.place(obj),
-                  float=obj.dtype == "float", call=isinstance(obj.node, ast.Call))
+        if ref.oid in self.derived:
+            self.derived[ref.oid]["confirmed"] = True
+            return
+        for w in self.workarounds:
+            if ref.oid in w["below"]:
+                w["leaves"][ref.oid] = obj
+                return
+        if not any(ref.oid in seen for _, _, seen in self.cut_reach):
+            return  # no loss of the program has to do with it
+        self.fact("missing-requires-grad", where, True, holder=module.source(holder), **self.creation(obj))
+
+    def creation(self, obj):
+        """Where and how a tensor was made, and the name that its statement gives it."""
+        info = {"created": self.place(obj), "float": obj.dtype == "float", "factory": obj.kind == "tensor" and not obj.computed
+                and isinstance(obj.node, ast.Call), "created_name": None}
+        if obj.statement is not None:
+            module, stmt = obj.statement
+            if isinstance(stmt, ast.Assign) and len(stmt.targets) == 1 and stmt.value is obj.node and isinstance(
+                    stmt.targets[0], (ast.Name, ast.Attribute)):
+                info["created_name"] = module.source(stmt.targets[0])
+        return info
+
+    def below(self, oid):
+        seen, work = set(), [oid]
+        while work:
+            i = work.pop()
+            if i not in seen and i in self.st.heap:
+                seen.add(i)
+                work.extend(self.st.heap[i].ins)
+        return seen
+
+    def grad_seen(self, ref, node):
+        """`X.grad` was evaluated, for whatever use, outside a test for `None`."""
+        obj = self.obj(ref)
+        if obj.kind == "tensor" and obj.retained is False and not obj.hooked and self.st.backwards:
+            if obj.leaf is False and obj.rg is True:
+                self.nonleaf_read(ref, obj, node, node.value if isinstance(node, ast.Attribute) else None)
+            elif obj.leaf is True and obj.rg is False and not obj.param and obj.typo is None:
+                self.missing_flag(ref, obj, node, node.value if isinstance(node, ast.Attribute) else node)
 
     def none_use(self, ref, obj, where, holder, state):
         module, stmt = self.statements[-1]
@@ -1509,14 +1590,43 @@ class TorchModel:
         return True
 
     # ----------------------------------------------------------------- ends
+    def caller(self, holder):
+        """The argument of the innermost call that is what `holder` names in the function that runs."""
+        if not self.calls or not isinstance(holder, ast.Name):
+            return None
+        module, stmt, node, fn, shift = self.calls[-1]
+        if module is None or not isinstance(node, ast.Call):
+            return None
+        names = [a.arg for a in fn.node.args.posonlyargs + fn.node.args.args][shift:]
+        if holder.id not in names:
+            return None
+        index = names.index(holder.id)
+        argument = next((k.value for k in node.keywords if k.arg == holder.id), None)
+        if argument is None and index < len(node.args) and not any(isinstance(a, ast.Starred) for a in node.args):
+            argument = node.args[index]
+        return (module.path, module.span(argument), module.span(stmt)) if argument is not None else None
+
     def finish(self):
         """What only the end of the program shows."""
+        from gradfix.findings import AddArgument
+
+        for w in self.workarounds:
+            edits, created = [], None
+            for obj in w["leaves"].values():
+                info = self.creation(obj)
+                if info["factory"] and info["float"]:
+                    edits.append(AddArgument(info["created"][0], info["created"][1], "requires_grad=True"))
+                created = created or info["created"]
+            if w["leaves"]:
+                self.fact("missing-requires-grad", w["target"], True, module=w["module"], stmt=w["stmt"], holder=w["name"], created=created,
+                          edits=edits if len(edits) == len(w["leaves"]) else None,
+                          message=f"`{w['name']}` does not require grad because nothing it is made of does; the flag hides that, and no leaf gets a gradient")
         self.confirm_rebindings()
         if self.st is None:
             return
         held = {p.oid for o in self.optimizers for p in (self.obj(o).items if self.obj(o) else ()) if isinstance(p, Ref)}
-        live = set().union(*(r for r, _ in self.cut_reach)) if self.cut_reach else set()
-        for _, cuts in self.cut_reach:
+        live = set().union(*(r for r, _, _ in self.cut_reach)) if self.cut_reach else set()
+        for _, cuts, _ in self.cut_reach:
             for cut in cuts:
                 work, seen = [cut.source], set()
                 while work:

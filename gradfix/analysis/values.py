@@ -100,13 +100,13 @@ class Obj:
     __slots__ = (
         "kind", "leaf", "rg", "retained", "ins", "grad", "dead", "dtype", "param", "module", "node", "statement",
         "cls", "attrs", "items", "open", "origin", "lost", "view", "mode", "reached", "cleared", "made_after",
-        "hooked", "numeric", "conversion", "typo", "alive", "frozen",
+        "hooked", "numeric", "conversion", "typo", "alive", "frozen", "computed",
     )
 
     def __init__(self, kind, **kw):
         self.kind = kind
         self.leaf = self.rg = self.dtype = self.module = self.node = self.statement = self.cls = None
-        self.retained = self.param = self.open = self.reached = self.hooked = self.frozen = False
+        self.retained = self.param = self.open = self.reached = self.hooked = self.frozen = self.computed = False
         self.ins = self.items = ()
         self.grad = "unknown"
         self.dead = frozenset()
