@@ -79,7 +79,4 @@ def repair(facts, fact, info):
                                              if not isinstance(call.args[0], (ast.Call, ast.Name, ast.Attribute)) else syntax.source(call.args[0]), 1)
         rest = "".join(", " + syntax.source(k) for k in [*call.args[1:], *call.keywords])
         return Fix(Applicability.UNSAFE, "Make the parameter last", (ReplaceExpression(path, info["outer"], f"{syntax.source(call.func)}({inner}{rest})"),))
-    name = info.get("name")
-    if name is None:
-        return None
     return Fix(Applicability.SAFE, "Let the converted tensor require grad", (ReplaceExpression(path, info["outer"], "__expr__.detach().requires_grad_()"),))

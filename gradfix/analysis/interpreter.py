@@ -133,6 +133,9 @@ class Interpreter(tm.TorchModel):
         self.cut_reach: list = []
         self.derived: dict = {}
         self.trained: set = set()
+        self.modules: set = set()
+        self.fed: set = set()
+        self.hooks = False
         self.workarounds: list = []
         self.calls: list = []
 

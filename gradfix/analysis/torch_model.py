@@ -117,7 +117,7 @@ class TorchModel:
         if not live and all(r is not None for r in rgs):
             # Nothing of it is recorded: whatever it depends on, it depends on through cuts only.
             obj.dead = frozenset(cut_ins).union(*(self.st.heap[i].dead for i in ins))
-        obj.typo = self.grad_sources(values) or None
+        obj.grads = self.grad_sources(values) or None
         return ref
 
     def factory(self, node, name, args, kwargs):
@@ -233,7 +233,9 @@ class TorchModel:
             return self.opaque_attribute(value, name, node)
         if obj.kind in ("tensor", "opaque") and name == "grad" and name not in obj.attrs:
             if self.grad_state(value) == "set":
-                return self.tensor(node, (), rg=False, leaf=True, dtype=obj.dtype, typo=(value.oid,))
+                if obj.kind == "tensor":
+                    self.fact("retain-grad", node, False)
+                return self.tensor(node, (), rg=False, leaf=True, dtype=obj.dtype, grads=(value.oid,))
             self.grad_seen(value, node)
             return Bound(value, "grad", node)
         if name in obj.attrs:
@@ -304,7 +306,7 @@ class TorchModel:
         if obj.rg is not False and self.statements:
             module, stmt = self.statements[-1]
             dead = frozenset([Cut(module.path, module.span(node), kind, value.oid, module.span(stmt))])
-        return self.tensor(node, (), rg=False, leaf=True, dtype=obj.dtype, typo=obj.typo, dead=dead)
+        return self.tensor(node, (), rg=False, leaf=True, dtype=obj.dtype, grads=obj.grads, dead=dead)
 
     # ----------------------------------------------------------- operators
     def on_BinOp(self, node):
@@ -338,7 +340,7 @@ class TorchModel:
         if additive and numbers:
             cuts = frozenset(c for v in numbers for p in values_of(v) if isinstance(p, Number) for c in p.cuts)
             self.st.heap[result.oid].dead |= cuts
-        self.st.heap[result.oid].typo = tuple(v.receiver.oid for v in sides for p in values_of(v) if isinstance(p, Bound) and p.name.startswith("grad")
+        self.st.heap[result.oid].grads = tuple(v.receiver.oid for v in sides for p in values_of(v) if isinstance(p, Bound) and p.name.startswith("grad")
                                               for v in (p,)) or self.grad_sources(sides)
         return result
 
@@ -350,15 +352,15 @@ class TorchModel:
                 if isinstance(p, Bound) and p.name.startswith("grad"):
                     out.append(p.receiver.oid)
                 obj = self.obj(p)
-                if obj is not None and obj.kind == "tensor" and obj.typo:
-                    out.extend(obj.typo)
+                if obj is not None and obj.kind == "tensor" and obj.grads:
+                    out.extend(obj.grads)
         return tuple(dict.fromkeys(out))
 
     def grad_arithmetic(self, node, sides):
         sources = self.grad_sources(sides)
         if sources:
             ref = self.tensor(node, (), rg=False, leaf=True)
-            self.st.heap[ref.oid].typo = sources
+            self.st.heap[ref.oid].grads = sources
             return ref
         return UNKNOWN
 
@@ -521,6 +523,8 @@ class TorchModel:
 
     def unknown_result(self, node, args, kwargs, receiver=None):
         parts = self.operands([*args, *kwargs.values()])
+        if receiver is not None:
+            self.fed.update((receiver.oid, p.oid) for p in parts if isinstance(p, Ref))
         ins = [p.oid for p in parts if isinstance(p, Ref)] + ([receiver.oid] if receiver is not None else [])
         numbers = frozenset(c for p in parts if isinstance(p, Number) for c in p.cuts)
         if numbers and not ins:
@@ -855,7 +859,7 @@ class TorchModel:
             if name.endswith("item"):
                 return UNKNOWN
             ref = self.tensor(node, (), rg=False, leaf=True)
-            self.st.heap[ref.oid].typo = (receiver.oid,)
+            self.st.heap[ref.oid].grads = (receiver.oid,)
             return ref
         if name.startswith("super"):
             return UNKNOWN
@@ -983,6 +987,7 @@ class TorchModel:
         return UNKNOWN
 
     def module_method(self, ref, obj, name, args, kwargs, node):
+        self.modules.add(ref.oid)
         if name in ("parameters", "named_parameters"):
             params, open_ = self.parameters_of(ref)
             items = tuple(params)
@@ -1014,7 +1019,7 @@ class TorchModel:
                 if isinstance(m, Ref):
                     self.update(m, hooked=True)
             self.update(ref, hooked=True)
-            self.hooks = True
+            self.hooks = True  # a hook may retain or capture gradients of what we can't see
             return UNKNOWN
         if name == "append" and obj.kind == "module" and args:
             self.update(ref, items=tuple(obj.items) + (args[0],))
@@ -1066,6 +1071,7 @@ class TorchModel:
             if obj.kind in ("tensor", "opaque") and is_typo(name):
                 if obj.kind == "tensor" or obj.param or obj.origin == "parameter":
                     self.fact("requires-grad-typo", target, True, attribute=name)
+                    self.update(v, misspelt=True)
                 continue
             if name == "requires_grad" and obj.kind in ("tensor", "opaque"):
                 flag = bool(value.value) if isinstance(value, Const) else None
@@ -1127,7 +1133,7 @@ class TorchModel:
                 after = self.obj(v)
                 if before is None or after is None or after.kind != "tensor" or before.kind not in ("tensor", "opaque") or o == v:
                     continue
-                sources = after.typo or ()
+                sources = after.grads or ()
                 if not self.textual_update(target, stmt):
                     continue
                 if o.oid in self.derived:  # a further update of what was bound already
@@ -1247,6 +1253,8 @@ class TorchModel:
     def optimizer_method(self, ref, name, args, kwargs, node):
         obj = self.obj(ref)
         if name == "zero_grad":
+            if obj.kind != "optimizer":
+                self.modules.add(ref.oid)
             if obj.kind == "optimizer":
                 params, open_ = list(obj.items), obj.open
             else:
@@ -1422,7 +1430,8 @@ class TorchModel:
         holder = where.value if isinstance(where, ast.Attribute) else where
         if obj.kind == "tensor" and obj.leaf is False and obj.rg is True and self.st.backwards:
             return self.nonleaf_read(ref, obj, where, holder)
-        if obj.kind == "tensor" and obj.leaf is True and obj.rg is False and not obj.param and self.st.backwards and obj.typo is None:
+        if obj.kind == "tensor" and obj.leaf is True and obj.rg is False and not obj.param and self.st.backwards and (
+                obj.grads is None or ref.oid in self.derived):
             return self.missing_flag(ref, obj, where, holder)
         if obj.kind == "tensor" and obj.leaf and obj.rg and state in ("none", "cleared", "maybe"):
             if obj.cleared is not None and state in ("cleared", "maybe") and self.st.backwards:
@@ -1529,6 +1538,8 @@ class TorchModel:
         if ref.oid in self.derived:
             self.derived[ref.oid]["confirmed"] = True
             return
+        if obj.misspelt:
+            return
         for w in self.workarounds:
             if ref.oid in w["below"]:
                 w["leaves"][ref.oid] = obj
@@ -1563,8 +1574,49 @@ class TorchModel:
         if obj.kind == "tensor" and obj.retained is False and not obj.hooked and self.st.backwards:
             if obj.leaf is False and obj.rg is True:
                 self.nonleaf_read(ref, obj, node, node.value if isinstance(node, ast.Attribute) else None)
-            elif obj.leaf is True and obj.rg is False and not obj.param and obj.typo is None:
+            elif obj.leaf is True and obj.rg is False and not obj.param and (obj.grads is None or ref.oid in self.derived):
                 self.missing_flag(ref, obj, node, node.value if isinstance(node, ast.Attribute) else node)
+        elif obj.kind == "opaque" and self.st.backwards and isinstance(node, ast.Attribute):
+            self.opaque_read(ref, obj, node)
+
+    def opaque_read(self, ref, obj, node):
+        """`.grad` of something that came out of a model, or that was fed to one, neither of which we can read."""
+        if obj.retained is not False or obj.hooked or obj.param or self.hooks or obj.rg is False:
+            return
+        module, _ = self.statements[-1]
+        holder = module.source(node.value)
+        last = self.st.backwards[-1]
+        root = obj.origin
+        while isinstance(root, tuple):
+            if root[0] == "element":
+                break
+            root = root[1]
+        if isinstance(root, tuple):  # an element of what a call returned: a batch of a loader
+            fed = any(a == ref.oid and (m in self.modules or m in self.trained) for m, a in self.fed)
+            if obj.rg is None and root[1] == "result" and fed and any(ref.oid in seen for _, _, seen in self.cut_reach):
+                self.fact("missing-requires-grad", node, True, holder=holder, **self.batch_repair(obj, holder, module))
+            return
+        outputs = [i for i in self.below(ref.oid) if i in last.reached and self.st.heap[i].origin == "result"
+                   and any(m in self.modules or m in self.trained for m in self.st.heap[i].ins)]
+        if outputs and ref.oid not in self.modules and obj.leaf is not True and obj.rg is not True:
+            self.fact("retain-grad", node, True, holder=holder, backward=(last.path, last.span, last.statement),
+                      place=self.retain_place(ref, last, module, node.value), reached=False, certain=False, caller=self.caller(node.value),
+                      **{**self.creation(obj), "created": None})
+
+    def batch_repair(self, obj, holder, module):
+        from gradfix.findings import InsertInBody, ReplaceExpression
+
+        info = {"created": None, "edits": None}
+        if isinstance(obj.node, ast.Call) and obj.statement is not None:
+            where, stmt = obj.statement
+            info["created"] = (where.path, where.span(obj.node), where.span(stmt))
+            info["edits"] = [ReplaceExpression(where.path, where.span(obj.node), "__expr__.requires_grad_()")]
+        elif holder.isidentifier():
+            loop = next((s for m, s in reversed(self.statements) if m is module and isinstance(s, (ast.For, ast.AsyncFor)) and any(
+                isinstance(n, ast.Name) and n.id == holder for n in ast.walk(s.target))), None)
+            if loop is not None:
+                info["edits"] = [InsertInBody(module.path, module.span(loop), f"{holder}.requires_grad_()")]
+        return info
 
     def none_use(self, ref, obj, where, holder, state):
         module, stmt = self.statements[-1]

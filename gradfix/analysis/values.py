@@ -100,19 +100,19 @@ class Obj:
     __slots__ = (
         "kind", "leaf", "rg", "retained", "ins", "grad", "dead", "dtype", "param", "module", "node", "statement",
         "cls", "attrs", "items", "open", "origin", "lost", "view", "mode", "reached", "cleared", "made_after",
-        "hooked", "numeric", "conversion", "typo", "alive", "frozen", "computed",
+        "hooked", "numeric", "conversion", "grads", "alive", "frozen", "computed", "misspelt",
     )
 
     def __init__(self, kind, **kw):
         self.kind = kind
         self.leaf = self.rg = self.dtype = self.module = self.node = self.statement = self.cls = None
-        self.retained = self.param = self.open = self.reached = self.hooked = self.frozen = self.computed = False
+        self.retained = self.param = self.open = self.reached = self.hooked = self.frozen = self.computed = self.misspelt = False
         self.ins = self.items = ()
         self.grad = "unknown"
         self.dead = frozenset()
         self.attrs = {}
         self.origin = self.lost = self.view = self.mode = self.cleared = self.made_after = None
-        self.numeric = self.conversion = self.typo = None
+        self.numeric = self.conversion = self.grads = None
         self.alive = True
         for name, value in kw.items():
             setattr(self, name, value)
