@@ -14,18 +14,75 @@ from gradfix.analysis import torch_model as tm
 from gradfix.analysis.facts import Fact
 from gradfix.analysis.modules import ROOT_TOKENS
 from gradfix.analysis.values import (
-    UNKNOWN, Bound, Class, Const, Cut, External, Function, ModuleValue, Multi, Number, Obj, Ref, join_values,
+    UNKNOWN, Bound, Class, Const, Cut, External, Function, Imported, ModuleValue, Multi, Number, Obj, Ref, join_values,
     values_of,
 )
 from gradfix.findings import Problem
 
-STEPS = 60_000
+STEPS = 20_000
 DEPTH = 14
 UNROLL = 8
 
 
 class OutOfBudget(Exception):
     pass
+
+
+class LazyNames(dict):
+    """Globals of an imported file, bound when first asked for (and again where the heap no longer holds the object)."""
+
+    def __init__(self, interpreter, frame, pending):
+        super().__init__()
+        self.interpreter, self.frame, self.pending, self.running = interpreter, frame, pending, set()
+
+    def __contains__(self, name):
+        return dict.__contains__(self, name) or name in self.pending
+
+    def __iter__(self):
+        return iter(dict.fromkeys([*self.pending, *dict.keys(self)]))
+
+    def __getitem__(self, name):
+        value = dict.get(self, name)
+        stale = value is None or isinstance(value, Ref) and value.oid not in self.interpreter.st.heap
+        if stale and name in self.pending and name not in self.running:
+            self.running.add(name)
+            try:
+                self.interpreter.bind_lazily(self.frame, self.pending[name])
+            finally:
+                self.running.discard(name)
+            value = dict.get(self, name)
+        return UNKNOWN if value is None else value
+
+    def get(self, name, default=None):
+        return self[name] if name in self else default
+
+
+def bindings(body):
+    """{name: [the statements of a file's top level that bind it]}"""
+    out: dict[str, list] = {}
+    for s in body:
+        if isinstance(s, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            out[s.name] = [s]
+        elif isinstance(s, ast.ImportFrom) and s.names[0].name == "*":
+            pass
+        elif isinstance(s, (ast.Import, ast.ImportFrom)):
+            for alias in s.names:
+                out[alias.asname or alias.name.split(".")[0]] = [s]
+        elif isinstance(s, (ast.Assign, ast.AnnAssign, ast.AugAssign)):
+            for target in s.targets if isinstance(s, ast.Assign) else [s.target]:
+                for n in ast.walk(target):
+                    if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store):
+                        out[n.id] = [*out.get(n.id, ()), s][-4:]
+        elif isinstance(s, ast.If):
+            for name, found in {**bindings(s.orelse), **bindings(s.body)}.items():
+                out.setdefault(name, found)
+        elif isinstance(s, ast.Try):
+            inner = {}
+            for handler in s.handlers:
+                inner.update(bindings(handler.body))
+            inner.update(bindings(s.body))
+            out.update({name: found for name, found in inner.items() if name not in out})
+    return out
 
 
 class State:
@@ -49,7 +106,7 @@ class Frame:
 
     def fork(self):
         new = Frame(self.module, self.parent.fork() if self.parent else None, self.closure, self.name, self.owner)
-        new.vars = dict(self.vars)
+        new.vars = self.vars if isinstance(self.vars, LazyNames) else dict(self.vars)
         return new
 
 
@@ -75,6 +132,8 @@ def join_frames(a, b):
     if a is None or b is None or a is b:
         return a or b
     out = a.fork()
+    if out.vars is b.vars:
+        return out
     for name, value in b.vars.items():
         out.vars[name] = join_values(out.vars[name], value) if name in out.vars else value
     out.parent = join_frames(a.parent, b.parent)
@@ -163,25 +222,43 @@ class Interpreter(tm.TorchModel):
         return new
 
     def module_frame(self, path):
-        """The globals of a checked file, its top level interpreted (definitions and simple statements)."""
-        if path in self.globals:
-            return self.globals[path]
-        module = self.project.module(path)
-        if module is None:
-            return None
-        frame = self.globals[path] = Frame(module, name="<module>")
-        saved = (self.st.frame, self.st.mode, self.statements, self.loops, self.returns, self.depth)
-        self.st.frame, self.st.mode, self.statements, self.loops, self.returns = frame, True, [], [], []
+        """The globals of an imported file: each name is interpreted when it is first asked for."""
+        if path not in self.globals:
+            module = self.project.module(path)
+            frame = None
+            if module is not None:
+                frame = Frame(module, name="<module>")
+                frame.vars = LazyNames(self, frame, bindings(module.tree.body))
+            self.globals[path] = frame
+        return self.globals[path]
+
+    def bind_lazily(self, frame, statements):
+        """Run the statements that bind a name of an imported file, in that file's globals."""
+        saved = (self.st.frame, self.st.mode, self.statements, self.loops, self.returns, self.concrete)
+        self.st.frame, self.st.mode, self.loops, self.returns = frame, True, [], []
+        self.statements = []
         self.depth += 1
         try:
-            self.block([s for s in module.tree.body if not is_main_guard(s)])
+            self.block(statements)
+        except Unreachable:
+            pass
         finally:
-            st_frame = self.st.frame if self.st else None
+            self.depth -= 1
             self.st = self.st or State()
-            self.st.frame, self.st.mode, self.statements, self.loops, self.returns, self.depth = saved
-        if st_frame is not None:
-            frame.vars = st_frame.vars
-        return frame
+            self.st.frame, self.st.mode, self.statements, self.loops, self.returns, self.concrete = saved
+
+    def force(self, value):
+        """What an imported name stands for."""
+        while isinstance(value, Imported):
+            if value.sub:
+                return ModuleValue(value.path)
+            frame = self.module_frame(value.path)
+            if frame is not None and value.name in frame.vars:
+                value = frame.vars[value.name]
+            else:
+                sub = self.project.resolve(value.path, value.name, 1) if value.path.endswith("__init__.py") else None
+                return ModuleValue(sub) if sub and sub != value.path else UNKNOWN
+        return value
 
     # ------------------------------------------------------------- statements
     def block(self, body):
@@ -283,18 +360,16 @@ class Interpreter(tm.TorchModel):
         path = self.project.resolve(importer, s.module or "", s.level)
         for alias in s.names:
             if alias.name == "*":
-                frame = self.module_frame(path) if path else None
-                if frame:
-                    self.st.frame.vars.update({k: v for k, v in frame.vars.items() if not k.startswith("_")})
+                frame = self.module_frame(path) if path and path != importer else None
+                for name in frame.vars if frame else ():
+                    if not name.startswith("_"):
+                        self.st.frame.vars[name] = Imported(path, name)
                 continue
-            value = None
-            sub = self.project.resolve(importer, f"{s.module or ''}.{alias.name}".strip("."), s.level)
             if path and path != importer:
-                frame = self.module_frame(path)
-                value = frame.vars.get(alias.name) if frame else UNKNOWN
-            if value is None and sub:
-                value = ModuleValue(sub)
-            if value is None:
+                value = Imported(path, alias.name)
+            elif sub := self.project.resolve(importer, f"{s.module or ''}.{alias.name}".strip("."), s.level):
+                value = Imported(sub, alias.name, sub=True)
+            else:
                 value = UNKNOWN if (path or s.level) else External(f"{s.module}.{alias.name}")
             self.st.frame.vars[alias.asname or alias.name] = value
 
@@ -676,6 +751,9 @@ class Interpreter(tm.TorchModel):
         return Const(node.value)
 
     def lookup(self, name):
+        return self.force(self.find(name))
+
+    def find(self, name):
         frame = self.st.frame
         if name in frame.vars:
             return frame.vars[name]
@@ -1074,9 +1152,8 @@ def observe_file(project, path, out, explain=None):
     except SourceError as error:
         out.problems.append(Problem(path, error.reason, error.row, error.col))
         return
-    if explain is None and not ROOT_TOKENS.search(data) and not imports_checked_file(project, path, data):
-        if b"grad" not in data:
-            return
+    if explain is None and not ROOT_TOKENS.search(data) and not (SCRIPT.search(data) and imports_checked_file(project, path, data)):
+        return
     module = project.module(path)
     if module is None:
         out.problems.append(parse_problem(path, text))
@@ -1087,6 +1164,8 @@ def observe_file(project, path, out, explain=None):
         out.problems.append(Problem(path, "nested too deeply to analyse"))
 
 
+# A file that does something when it is run, at the left margin.
+SCRIPT = re.compile(rb"^(?:for|while|with|async|if __name__|[A-Za-z_][\w.]*\()", re.M)
 IMPORT = re.compile(rb"^\s*(?:from\s+(\.*)([\w.]*)\s+import|import\s+([\w.]+))", re.M)
 
 

@@ -218,7 +218,7 @@ class TorchModel:
         if isinstance(value, ModuleValue):
             frame = self.module_frame(value.path)
             if frame is not None and name in frame.vars:
-                return frame.vars[name]
+                return self.force(frame.vars[name])
             path = self.project.resolve(value.path, name, 1) if value.path.endswith("__init__.py") else None
             return ModuleValue(path) if path else UNKNOWN
         if isinstance(value, Class):
@@ -1474,7 +1474,7 @@ class TorchModel:
                         return frame.vars[node.id]
                     frame = frame.closure
                 top = self.globals.get(event.path)
-                return top.vars.get(node.id) if top else None
+                return self.force(top.vars.get(node.id)) if top else None
             if isinstance(node, ast.Attribute):
                 owner = evaluate(node.value)
                 obj = event.heap.get(owner.oid) if isinstance(owner, Ref) else None
@@ -1713,7 +1713,7 @@ class TorchModel:
         from gradfix.analysis.interpreter import Frame
 
         module = self.st.frame.module
-        cls = top.vars.get(owner.name) if owner is not None else None
+        cls = self.force(top.vars.get(owner.name)) if owner is not None else None
         receiver = None
         if isinstance(cls, Class):
             receiver = self.new("module" if self.is_module_class(cls) else "instance", cls=cls)

@@ -90,6 +90,15 @@ class Bound:
 
 
 @dataclass(frozen=True, slots=True)
+class Imported:
+    """A name imported from a checked file, not yet looked up there."""
+
+    path: str
+    name: str
+    sub: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class ModuleValue:
     path: str
 
