@@ -223,8 +223,6 @@ def _state(overlay: dict[str, bytes]) -> bytes:
 
 def _one_round(result: Result, settings: Settings, frozen: set[str]) -> tuple[dict[str, bytes], list[Finding]]:
     """New contents of the files that fixes change, and the findings whose fixes are in them."""
-    from gradfix.rewriting import RewriteError, rewrite
-
     writable = set(result.files) - frozen - result.skipped
     todo: list[Finding] = []
     seen: set[tuple[Edit, ...]] = set()
@@ -237,6 +235,10 @@ def _one_round(result: Result, settings: Settings, frozen: set[str]) -> tuple[di
             continue
         seen.add(finding.fix.edits)
         todo.append(finding)
+
+    if not todo:
+        return {}, []
+    from gradfix.rewriting import RewriteError, rewrite
 
     waiting: set[int] = set()  # fixes that can't go in this round
     changes: dict[str, bytes] = {}

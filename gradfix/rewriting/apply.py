@@ -1,0 +1,463 @@
+"""Apply groups of edits to one file."""
+
+from __future__ import annotations
+
+import collections
+import io
+import tokenize
+from collections.abc import Sequence
+
+import libcst as cst
+
+from gradfix.findings import (
+    AddArgument, AddFilter, Edit, EnsureImport, InsertAfter, InsertBefore, InsertInBody, Move, RemoveArgument, RenameAttribute,
+    RenameKeyword, ReplaceExpression, ReplaceStatement, Span, Wrap,
+)
+from gradfix.rewriting.locate import Locator
+
+STATEMENT_EDITS = (InsertBefore, InsertAfter, Wrap, Move, ReplaceStatement)
+
+
+class RewriteError(Exception):
+    """The edits can't be applied; the file stays as it was."""
+
+
+def rewrite(source: bytes, groups: Sequence[Sequence[Edit]]) -> tuple[bytes, list[int]]:
+    """Apply each group of edits, all of it or none.
+
+    Returns the new content and the indexes of the groups that have to wait for another round because they touch what
+    an accepted group changes. Raises RewriteError where a node is not found, the result does not compile or a comment
+    would be lost.
+    """
+    accepted: list[Edit] = []
+    deferred: list[int] = []
+    for index, group in enumerate(groups):
+        if any(conflict(edit, other) for edit in group for other in accepted):
+            deferred.append(index)
+        else:
+            accepted.extend(e for e in group if e not in accepted)
+    if not accepted:
+        return source, deferred
+    try:
+        module = cst.parse_module(source)
+        text = source.decode(module.encoding).removeprefix("\ufeff")
+        result = _transform(module, text, accepted).bytes
+    except RewriteError:
+        raise
+    except RecursionError:
+        raise RewriteError("nested too deeply to be rewritten") from None
+    except cst.ParserSyntaxError as error:
+        raise RewriteError(f"LibCST can't parse it: {error.message}") from None
+    except Exception as error:
+        raise RewriteError(f"{type(error).__name__}: {error}") from error
+    if source.startswith(b"\xef\xbb\xbf") and not result.startswith(b"\xef\xbb\xbf"):
+        result = b"\xef\xbb\xbf" + result
+    try:
+        compile(result, "<rewritten>", "exec", dont_inherit=True)
+    except (SyntaxError, ValueError) as error:
+        raise RewriteError(f"the result would not compile: {error}") from None
+    lost = comments(source) - comments(result)
+    if lost:
+        raise RewriteError(f"a comment would be lost: {next(iter(lost))}")
+    return result, deferred
+
+
+def comments(data: bytes) -> collections.Counter:
+    found: collections.Counter = collections.Counter()
+    try:
+        for token in tokenize.tokenize(io.BytesIO(data).readline):
+            if token.type == tokenize.COMMENT:
+                found[token.string.rstrip()] += 1
+    except (tokenize.TokenError, SyntaxError, IndentationError):
+        pass
+    return found
+
+
+def target_of(edit: Edit) -> Span | None:
+    if isinstance(edit, Wrap):
+        return Span(edit.first.row, edit.first.col, edit.last.end_row, edit.last.end_col)
+    if isinstance(edit, (InsertBefore, InsertAfter)):
+        return edit.anchor
+    if isinstance(edit, InsertInBody):
+        return edit.owner
+    return getattr(edit, "target", None)
+
+
+def overlap(a: Span, b: Span) -> bool:
+    return (a.row, a.col) < (b.end_row, b.end_col) and (b.row, b.col) < (a.end_row, a.end_col)
+
+
+def conflict(edit: Edit, other: Edit) -> bool:
+    """May the two, of different fixes, not go in together?"""
+    if edit == other:
+        return False
+    a, b = target_of(edit), target_of(other)
+    if a is None or b is None:
+        return False
+    exclusive = (ReplaceStatement, Move)
+    inserts = (InsertBefore, InsertAfter)
+    if isinstance(edit, exclusive) and not isinstance(other, inserts) or isinstance(other, exclusive) and not isinstance(edit, inserts):
+        mine = edit if isinstance(edit, exclusive) else other
+        rest = other if mine is edit else edit
+        if isinstance(rest, (Wrap, InsertInBody)):
+            return overlap(a, b) and isinstance(mine, Move) or isinstance(rest, Wrap) and overlap(a, b)
+        return overlap(a, b)
+    if isinstance(edit, Move) or isinstance(other, Move):
+        return overlap(a, b)
+    if isinstance(edit, Wrap) and isinstance(other, Wrap):
+        return overlap(a, b)
+    if isinstance(edit, ReplaceExpression) and isinstance(other, ReplaceExpression):
+        return a == b
+    if isinstance(edit, type(other)) and isinstance(edit, (AddFilter, RenameAttribute)):
+        return a == b and edit != other
+    return False
+
+
+def _transform(module: cst.Module, text: str, edits: list[Edit]) -> cst.Module:
+    locator = Locator(module, text)
+    by_node: dict[cst.CSTNode, list[Edit]] = {}
+    by_statement: dict[cst.CSTNode, list] = {}
+    imports = []
+    for edit in edits:
+        if isinstance(edit, EnsureImport):
+            imports.append(edit.module)
+        elif isinstance(edit, STATEMENT_EDITS):
+            spans = {"at": edit.first, "to": edit.last} if isinstance(edit, Wrap) else {"at": target_of(edit)}
+            if isinstance(edit, Move):
+                spans["to"] = edit.anchor
+            nodes = {}
+            for role, span in spans.items():
+                node = locator.statement(span)
+                if node is None:
+                    raise RewriteError(f"no statement at row {span.row} for {type(edit).__name__}")
+                nodes[role] = node
+            by_statement.setdefault(nodes["at"], []).append((edit, nodes))
+            if isinstance(edit, Move):
+                by_statement.setdefault(nodes["to"], []).append((edit, nodes))
+            if isinstance(edit, Wrap):
+                by_statement.setdefault(nodes["to"], [])
+        elif isinstance(edit, InsertInBody):
+            node = locator.statement(edit.owner)
+            if node is None:
+                raise RewriteError(f"no statement at row {edit.owner.row} for InsertInBody")
+            by_node.setdefault(node, []).append(edit)
+        else:
+            kind = {AddFilter: cst.BaseComp, AddArgument: cst.Call, RemoveArgument: cst.Call, RenameKeyword: cst.Call,
+                    RenameAttribute: cst.Attribute}.get(type(edit), cst.BaseExpression)
+            node = locator.expression(edit.target, kind)
+            if node is None:
+                raise RewriteError(f"no expression at row {edit.target.row} for {type(edit).__name__}")
+            by_node.setdefault(node, []).append(edit)
+    transformer = Apply(locator, by_node, by_statement, module)
+    result = module.visit(transformer)
+    for name in imports:
+        result = ensure_import(result, name)
+    return result
+
+
+class Apply(cst.CSTTransformer):
+    def __init__(self, locator, by_node, by_statement, module):
+        super().__init__()
+        self.locator, self.by_node, self.by_statement, self.module = locator, by_node, by_statement, module
+        self.made: list = []  # the blocks that we made, with their headers
+        self.moved: dict = {}
+
+    def parse(self, code: str) -> list:
+        parsed = cst.parse_module(code + "\n", config=cst.PartialParserConfig(default_newline=self.module.default_newline,
+                                                                                default_indent=self.module.default_indent))
+        return list(parsed.body)
+
+    def on_leave(self, original, updated):
+        updated = super().on_leave(original, updated)
+        for edit in self.by_node.get(original, ()):
+            updated = self.apply(edit, original, updated)
+        return updated
+
+    # ------------------------------------------------------------ statements
+    def leave_Module(self, original, updated):
+        return updated.with_changes(body=self.body(original.body, updated.body))
+
+    def leave_IndentedBlock(self, original, updated):
+        return updated.with_changes(body=self.body(original.body, updated.body))
+
+    def leave_SimpleStatementSuite(self, original, updated):
+        if not any(s in self.by_statement for s in original.body):
+            return updated
+        block = as_block(updated)
+        lines = self.split(original.body, block.body[0].body, (), block.body[-1].trailing_whitespace) if len(block.body) == 1 else list(
+            zip(original.body, block.body))
+        return block.with_changes(body=self.arrange([(o, s) for o, s in lines]))
+
+    def body(self, original, updated):
+        if not any(s in self.by_statement or isinstance(s, cst.SimpleStatementLine) and any(x in self.by_statement for x in s.body)
+                   for s in original):
+            return updated
+        units = []
+        for old, new in zip(original, updated):
+            if isinstance(old, cst.SimpleStatementLine) and any(x in self.by_statement for x in old.body):
+                units.extend(self.split(old.body, new.body, new.leading_lines, new.trailing_whitespace))
+            else:
+                units.append((old, new))
+        return self.arrange(units)
+
+    def split(self, old, new, leading, trailing):
+        """`a; b` as lines of their own; the comment stays with the last."""
+        out = []
+        for i, (o, n) in enumerate(zip(old, new)):
+            out.append((o, cst.SimpleStatementLine(
+                body=[n.with_changes(semicolon=cst.MaybeSentinel.DEFAULT)], leading_lines=leading if i == 0 else (),
+                trailing_whitespace=trailing if i == len(old) - 1 else cst.TrailingWhitespace())))
+        return out
+
+    def arrange(self, units):
+        units = self.move(units)
+        out, i = [], 0
+        keys = [key for key, _ in units]
+        while i < len(units):
+            key, statement = units[i]
+            edits = self.by_statement.get(key, ())
+            before = [e for e, _ in edits if isinstance(e, InsertBefore)]
+            after = [e for e, _ in edits if isinstance(e, InsertAfter)]
+            wraps = [(e, n) for e, n in edits if isinstance(e, Wrap)]
+            last = i
+            if wraps:
+                wrap, nodes = wraps[0]
+                if nodes["to"] not in keys[i:]:
+                    raise RewriteError("the statements to wrap are not in one suite")
+                last = keys.index(nodes["to"], i)
+            inner = []
+            for k, s in units[i : last + 1]:
+                middle = self.by_statement.get(k, ())
+                if k is not key:
+                    inner.extend(x for e, _ in middle if isinstance(e, InsertBefore) for x in self.parse(e.code))
+                inner.extend(self.replaced(k, s))
+                if last > i and k is not keys[last]:
+                    inner.extend(x for e, _ in middle if isinstance(e, InsertAfter) for x in self.parse(e.code))
+            if wraps:
+                after = [e for e, _ in self.by_statement.get(keys[last], ()) if isinstance(e, InsertAfter)]
+                inner = [self.wrapped(wraps[0][0].header, inner)]
+            new = [x for e in before for x in self.parse(e.code)]
+            if new:
+                blank, rest = split_blank(inner[0].leading_lines)
+                new[0] = new[0].with_changes(leading_lines=[*blank, *new[0].leading_lines])
+                inner[0] = inner[0].with_changes(leading_lines=rest)
+            out.extend(new)
+            for statement in inner:
+                self.append(out, statement)
+            out.extend(x for e in after for x in self.parse(e.code))
+            i = last + 1
+        return out
+
+    def append(self, out, statement):
+        """Neighbouring blocks that we made with the same header are one block."""
+        header = self.header_of(statement)
+        if out and header is not None and self.header_of(out[-1]) == header and not statement.leading_lines:
+            previous = out[-1]
+            out[-1] = previous.with_changes(body=previous.body.with_changes(body=[*previous.body.body, *statement.body.body]))
+            self.made.append((out[-1], header))
+        else:
+            out.append(statement)
+
+    def wrapped(self, header, statements):
+        shell = self.parse(header + "\n    pass")[0]
+        blank, rest = split_blank(statements[0].leading_lines)
+        statements = [statements[0].with_changes(leading_lines=rest), *statements[1:]]
+        made = shell.with_changes(leading_lines=blank, body=shell.body.with_changes(body=statements))
+        self.made.append((made, header))
+        return made
+
+    def header_of(self, statement):
+        return next((header for made, header in self.made if made is statement), None)
+
+    def replaced(self, key, statement):
+        edit = next((e for e, _ in self.by_statement.get(key, ()) if isinstance(e, ReplaceStatement)), None)
+        if edit is None:
+            return [statement]
+        new = self.parse(edit.code)
+        new[0] = new[0].with_changes(leading_lines=statement.leading_lines)
+        if isinstance(new[-1], cst.SimpleStatementLine) and isinstance(statement, cst.SimpleStatementLine):
+            new[-1] = new[-1].with_changes(trailing_whitespace=statement.trailing_whitespace)
+        return new
+
+    def move(self, units):
+        for key, edits in self.by_statement.items():
+            for edit, nodes in edits:
+                if not isinstance(edit, Move) or nodes["at"] is not key:
+                    continue
+                here = next((u for u in units if u[0] is key), None)
+                there = next((u for u in units if u[0] is nodes["to"]), None)
+                if here is not None:
+                    units = [u for u in units if u is not here]
+                    if not units:
+                        units = [(None, cst.SimpleStatementLine([cst.Pass()]))]
+                    self.moved[key] = here[1]
+                if there is not None:
+                    at = next(i for i, u in enumerate(units) if u[0] is nodes["to"]) + (0 if edit.before else 1)
+                    taken = here[1] if here is not None else self.moved_statement(key)
+                    units = [*units[:at], (key, taken), *units[at:]]
+        return units
+
+    def moved_statement(self, key):
+        """The statement that moves into an inner suite, which is left before the outer one."""
+        if isinstance(key, cst.BaseSmallStatement):
+            line = self.locator.parents[key]
+            if isinstance(line, cst.SimpleStatementLine) and len(line.body) == 1:
+                return line.with_changes(leading_lines=())
+            return cst.SimpleStatementLine([key.with_changes(semicolon=cst.MaybeSentinel.DEFAULT)])
+        return key.with_changes(leading_lines=())
+
+    # ----------------------------------------------------------- expressions
+    def apply(self, edit, original, updated):
+        if isinstance(edit, InsertInBody):
+            body = updated.body
+            if isinstance(body, cst.SimpleStatementSuite):
+                body = as_block(body)
+            statements = list(body.body)
+            at = 1 if statements and is_docstring(statements[0]) and isinstance(updated, (cst.FunctionDef, cst.ClassDef)) else 0
+            return updated.with_changes(body=body.with_changes(body=[*statements[:at], *self.parse(edit.code), *statements[at:]]))
+        if isinstance(edit, ReplaceExpression):
+            return self.replace(edit, original, updated)
+        if isinstance(edit, RenameAttribute):
+            return updated.with_changes(attr=cst.Name(edit.name))
+        if isinstance(edit, RenameKeyword):
+            return updated.with_changes(args=[a.with_changes(keyword=cst.Name(edit.name)) if a.keyword and a.keyword.value == edit.keyword else a
+                                              for a in updated.args])
+        if isinstance(edit, RemoveArgument):
+            return remove_argument(updated, edit.keyword)
+        if isinstance(edit, AddArgument):
+            return add_argument(updated, edit.code)
+        if isinstance(edit, AddFilter):
+            return updated.with_changes(for_in=add_filter(updated.for_in, edit.code))
+        raise RewriteError(f"unknown edit {type(edit).__name__}")
+
+    def replace(self, edit, original, updated):
+        try:
+            template = cst.parse_expression(edit.code)
+        except cst.ParserSyntaxError as error:
+            raise RewriteError(f"{edit.code!r} is no expression: {error.message}") from None
+        filler = _Fill(updated)
+        result = updated if isinstance(template, cst.Name) and template.value == "__expr__" else template.visit(filler)
+        if isinstance(result, LOOSE) and not result.lpar:
+            parent = self.locator.parents.get(original)
+            if updated.lpar and not filler.used or isinstance(parent, (*TIGHT, cst.Attribute, cst.Subscript, cst.Await)) or isinstance(
+                    parent, cst.Call) and parent.func is original:
+                result = parenthesised(result)
+        return result
+
+
+LOOSE = (cst.BinaryOperation, cst.BooleanOperation, cst.Comparison, cst.IfExp, cst.Lambda, cst.UnaryOperation, cst.NamedExpr, cst.Await, cst.Yield,
+         cst.GeneratorExp)
+TIGHT = (cst.BinaryOperation, cst.UnaryOperation, cst.Comparison, cst.BooleanOperation, cst.IfExp)
+
+
+class _Fill(cst.CSTTransformer):
+    def __init__(self, node):
+        super().__init__()
+        self.node, self.used, self.stack = node, False, []
+
+    def on_visit(self, node):
+        self.stack.append(node)
+        return super().on_visit(node)
+
+    def on_leave(self, original, updated):
+        self.stack.pop()
+        if isinstance(original, cst.Name) and original.value == "__expr__":
+            self.used = True
+            parent = self.stack[-1] if self.stack else None
+            loose = isinstance(self.node, LOOSE)
+            if isinstance(parent, cst.BooleanOperation):
+                loose = isinstance(self.node, (cst.BooleanOperation, cst.IfExp, cst.Lambda, cst.NamedExpr, cst.Yield))
+            elif isinstance(parent, cst.IfExp):
+                loose = isinstance(self.node, (cst.IfExp, cst.Lambda, cst.NamedExpr, cst.Yield))
+            elif parent is None or isinstance(parent, cst.Arg):
+                loose = False
+            number = isinstance(self.node, (cst.Integer,)) and isinstance(parent, cst.Attribute)
+            return parenthesised(self.node) if (loose or number) and not self.node.lpar else self.node
+        return super().on_leave(original, updated)
+
+
+def parenthesised(node):
+    return node.with_changes(lpar=[cst.LeftParen(), *node.lpar], rpar=[*node.rpar, cst.RightParen()])
+
+
+def split_blank(lines):
+    """(leading lines up to the last blank one, the comments behind them)."""
+    lines = list(lines)
+    at = max((i for i, line in enumerate(lines) if line.comment is None), default=-1) + 1
+    return lines[:at], lines[at:]
+
+
+def as_block(suite):
+    """A one-line suite as an indented block."""
+    lines = [cst.SimpleStatementLine(body=[s.with_changes(semicolon=cst.MaybeSentinel.DEFAULT)]) for s in suite.body]
+    lines[-1] = lines[-1].with_changes(trailing_whitespace=suite.trailing_whitespace)
+    return cst.IndentedBlock(body=lines)
+
+
+def is_docstring(statement):
+    return isinstance(statement, cst.SimpleStatementLine) and isinstance(statement.body[0], cst.Expr) and isinstance(
+        statement.body[0].value, (cst.SimpleString, cst.ConcatenatedString))
+
+
+def remove_argument(call, keyword):
+    args = list(call.args)
+    at = next((i for i, a in enumerate(args) if a.keyword is not None and a.keyword.value == keyword), None)
+    if at is None:
+        raise RewriteError(f"the call has no argument {keyword}")
+    removed = args.pop(at)
+    if at == len(args) and args:
+        args[-1] = args[-1].with_changes(comma=removed.comma, whitespace_after_arg=removed.whitespace_after_arg)
+    return call.with_changes(args=args)
+
+
+def add_argument(call, code):
+    new = cst.parse_expression(f"f({code})").args[0]
+    args = list(call.args)
+    if args and isinstance(args[-1].value, cst.GeneratorExp) and not args[-1].value.lpar:
+        args[-1] = args[-1].with_changes(value=parenthesised(args[-1].value))
+    if args:
+        last = args[-1]
+        if isinstance(last.comma, cst.Comma):
+            separator = args[0].comma if len(args) > 1 else cst.Comma(whitespace_after=call.whitespace_before_args
+                                                                      if not isinstance(call.whitespace_before_args, cst.SimpleWhitespace)
+                                                                      or call.whitespace_before_args.value else cst.SimpleWhitespace(" "))
+            new = new.with_changes(comma=last.comma)
+            args[-1] = last.with_changes(comma=separator)
+        else:
+            new = new.with_changes(whitespace_after_arg=last.whitespace_after_arg)
+            separator = args[0].comma if len(args) > 1 and isinstance(args[0].comma, cst.Comma) else cst.Comma(whitespace_after=cst.SimpleWhitespace(" "))
+            args[-1] = last.with_changes(comma=separator, whitespace_after_arg=cst.SimpleWhitespace(""))
+    return call.with_changes(args=[*args, new])
+
+
+def add_filter(for_in, code):
+    if for_in.inner_for_in is not None:
+        return for_in.with_changes(inner_for_in=add_filter(for_in.inner_for_in, code))
+    condition = cst.parse_expression(code)
+    return for_in.with_changes(ifs=[*for_in.ifs, cst.CompIf(test=condition, whitespace_before=cst.SimpleWhitespace(" "))])
+
+
+def ensure_import(module, name):
+    at = 0
+    for i, statement in enumerate(module.body):
+        if isinstance(statement, cst.SimpleStatementLine) and isinstance(statement.body[0], (cst.Import, cst.ImportFrom)):
+            first = statement.body[0]
+            if isinstance(first, cst.Import) and any(cst.Module([]).code_for_node(a.name) == name and a.asname is None for a in first.names):
+                return module
+            future = isinstance(first, cst.ImportFrom) and first.module is not None and getattr(first.module, "value", "") == "__future__"
+            if future or at in (i, 0):
+                at = i + 1
+        elif i == 0 and is_docstring(statement):
+            at = 1
+    line = cst.parse_statement(f"import {name}\n")
+    body = list(module.body)
+    following = body[at] if at < len(body) else None
+    if at == 0 or is_docstring(body[at - 1]) or not isinstance(body[at - 1].body[0] if isinstance(body[at - 1], cst.SimpleStatementLine) else None,
+                                                              (cst.Import, cst.ImportFrom)):
+        if at:
+            line = line.with_changes(leading_lines=[cst.EmptyLine(indent=False)])
+        if following is not None and not (following.leading_lines and following.leading_lines[0].comment is None):
+            body[at] = following.with_changes(leading_lines=[cst.EmptyLine(indent=False), cst.EmptyLine(indent=False), *following.leading_lines]
+                                              if isinstance(following, (cst.FunctionDef, cst.ClassDef))
+                                              else [cst.EmptyLine(indent=False), *following.leading_lines])
+    return module.with_changes(body=[*body[:at], line, *body[at:]])
