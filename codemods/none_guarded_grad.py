@@ -112,7 +112,7 @@ def guard_statement(syntax, stmt, read, root, guard, path, holder):
         n.id for n in ast.walk(loop.target) if isinstance(n, ast.Name)}
     last, needs = at, assigned(stmt) - ({n.id for t in targets for n in ast.walk(t) if isinstance(n, ast.Name)} if isinstance(stmt, ast.AugAssign) else set())
     for i in range(at + 1, len(suite)):
-        if used(suite[i]) & needs or any(isinstance(n, ast.Attribute) and n.attr == "grad" and root_name(n) == root for n in ast.walk(suite[i])):
+        if used(suite[i]) & needs or in_loop and any(isinstance(n, ast.Attribute) and n.attr == "grad" and root_name(n) == root for n in ast.walk(suite[i])):
             last = i
             needs |= assigned(suite[i]) if not isinstance(suite[i], ast.AugAssign) else set()
     if in_loop and last == len(suite) - 1 and last > at and len(suite) > 1:

@@ -44,7 +44,7 @@ References
 import ast
 
 from gradfix.codemod import Codemod
-from gradfix.findings import Applicability, EnsureImport, Fix, InsertAfter, ReplaceStatement, Severity, Verdict, Wrap
+from gradfix.findings import Applicability, EnsureImport, Fix, InsertAfter, ReplaceExpression, ReplaceStatement, Severity, Verdict, Wrap
 
 codemod = Codemod(__name__, code="GF501", promises=(Verdict.REPAIRED, Verdict.GAINED))
 OPERATORS = {ast.Add: "+=", ast.Sub: "-=", ast.Mult: "*=", ast.Div: "/="}
@@ -70,6 +70,11 @@ def repair(facts, fact):
     if stmt is None or len(stmt.targets) != 1 or isinstance(stmt.targets[0], (ast.Tuple, ast.List)):
         return None
     target, value = syntax.source(stmt.targets[0]), stmt.value
+    if last := fact.info.get("last"):
+        # Several rebindings in a row, as of an adversarial example: the last one makes the new leaf.
+        return Fix(Applicability.UNSAFE, "Make the result a new leaf", (ReplaceExpression(path, last, "__expr__.detach().requires_grad_()"),))
+    if fact.info.get("replaced"):
+        value = value.args[0]
     if isinstance(value, ast.BinOp) and type(value.op) in OPERATORS and ast.unparse(value.left) == ast.unparse(stmt.targets[0]):
         code = f"{target} {OPERATORS[type(value.op)]} {syntax.source(value.right)}"
     else:

@@ -111,7 +111,7 @@ class Move(Edit):
 
 @dataclass(frozen=True, slots=True)
 class ReplaceStatement(Edit):
-    """Replace the simple statement `target` by the statements `code`; its comments stay."""
+    """Replace the simple statement `target` by the statements `code` (none: it goes); its comments stay."""
 
     target: Span
     code: str

@@ -34,7 +34,7 @@ def work(project, paths: Sequence[str], syntax: bool = True) -> Part:
     from gradfix.analysis import observe
 
     collected = gc.isenabled()
-    gc.disable()
+    gc.disable()  # trees are all live while they are walked: collecting would only cost; see the end of this function
     part = Part()
     unread: dict[str, bytes] = {}
     try:
@@ -63,6 +63,9 @@ def work(project, paths: Sequence[str], syntax: bool = True) -> Part:
                     part.problems.append(Problem(path, f"the analysis crashed: {describe(error)}"))
         _check_syntax(project, unread, part)
     finally:
+        if len(paths) > 1:
+            project = None
+            gc.collect()  # what the analysis left in cycles
         if collected:
             gc.enable()
     return part
@@ -160,11 +163,12 @@ class Runner:
             return []
         total = sum(_size(project, p) for p in paths)
         syntax = total <= SYNTAX_BYTES
-        if self.jobs == 1 or len(paths) == 1 or total < POOL_FROM_BYTES:
+        if len(paths) == 1 or total < POOL_FROM_BYTES:
             return [work(project, list(paths), syntax)]
         parts_of = chunks(project, paths, self.jobs)
-        if len(parts_of) == 1:
-            return [work(project, parts_of[0], syntax)]
+        if self.jobs == 1 or len(parts_of) == 1:
+            with Progress(len(paths), self.progress) as bar:
+                return [bar.advance(len(chunk), work(project, chunk, syntax)) for chunk in parts_of]
         if self._pool is None:
             self._pool = ProcessPoolExecutor(min(self.jobs, len(parts_of)), initializer=_worker_start)
         done: dict[int, Part] = {}
@@ -227,10 +231,13 @@ class Progress:
     def __enter__(self):
         return self
 
-    def advance(self, by: int):
+    def advance(self, by: int, result=None):
         self.count += by
-        if not self.wanted:
-            return
+        if self.wanted:
+            self._show()
+        return result
+
+    def _show(self):
         if self.bar is None and time.monotonic() - self.start > 1 and self.count < self.total:
             from rich.console import Console
             from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn

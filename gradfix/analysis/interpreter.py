@@ -192,6 +192,7 @@ class Interpreter(tm.TorchModel):
         self.cut_reach: list = []
         self.derived: dict = {}
         self.trained: set = set()
+        self.zeroed: set = set()
         self.modules: set = set()
         self.fed: set = set()
         self.hooks = False
@@ -582,6 +583,8 @@ class Interpreter(tm.TorchModel):
         if isinstance(op, (ast.Is, ast.IsNot, ast.Eq, ast.NotEq)) and isinstance(right, ast.Constant) and right.value is None:
             grad_of = self.grad_holder(node.left)
             if grad_of is not None:
+                if any(isinstance(v, Ref) and v.oid in self.derived for v in values_of(grad_of)):
+                    return None  # what a wrong rebinding left: look at both sides
                 states = {self.grad_state(v) for v in values_of(grad_of)}
                 negative = isinstance(op, (ast.IsNot, ast.NotEq))
                 if states == {"set"}:

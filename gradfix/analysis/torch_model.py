@@ -855,6 +855,8 @@ class TorchModel:
         if bound.function is not None:
             return self.call_function(bound.function, args, kwargs, node, receiver=receiver, open_args=open_args)
         if name.startswith("grad."):
+            if name.endswith("zero_"):
+                self.zeroed.add(receiver.oid)
             self.use_grad(Bound(receiver, "grad", bound.node), node.func.value if isinstance(node.func, ast.Attribute) else node)
             if name.endswith("item"):
                 return UNKNOWN
@@ -941,6 +943,8 @@ class TorchModel:
             return UNKNOWN
         if name in ("new_tensor", "new_zeros", "new_ones", "new_empty", "new_full"):
             return self.factory(node, "zeros", args, kwargs)
+        if name == "zero_" and obj.grads and isinstance(obj.node, ast.Attribute) and obj.node.attr == "grad":
+            self.zeroed.update(obj.grads)
         if name.endswith("_") and not name.endswith("__"):
             return self.inplace(ref, obj, name, args, kwargs, node)
         if name in ("cuda", "to", "cpu", "float", "double", "half", "type") and obj.rg is False:
@@ -1085,6 +1089,7 @@ class TorchModel:
                     self.update(v, rg=flag, conversion=obj.conversion, grad="none" if obj.grad == "unknown" and obj.leaf else obj.grad)
                 continue
             if name == "grad" and obj.kind in ("tensor", "opaque"):
+                self.zeroed.add(v.oid)
                 self.update(v, grad="none" if value == Const(None) else "set", cleared=None)
                 continue
             if name == "data" and obj.kind == "tensor":
@@ -1137,8 +1142,9 @@ class TorchModel:
                 if not self.textual_update(target, stmt):
                     continue
                 if o.oid in self.derived:  # a further update of what was bound already
-                    self.derived[v.oid] = self.derived[o.oid]
-                    self.derived[v.oid]["new"] = v.oid
+                    entry = self.derived[v.oid] = self.derived[o.oid]
+                    entry["new"], entry["last"] = v.oid, stmt
+                    entry["family"].add(v.oid)
                     continue
                 if o.oid not in sources:
                     continue
@@ -1147,7 +1153,7 @@ class TorchModel:
                 module_, _ = self.statements[-1]
                 self.rebindings.append(entry := {"module": module_, "stmt": stmt, "target": target, "new": v.oid, "old": o.oid,
                                         "mode": self.st.mode, "attribute": module, "frame": self.st.frame.name,
-                                        "loop": self.loops[-1][2] if self.loops else None, "backwards": len(self.st.backwards)})
+                                        "loop": self.loops[-1][2] if self.loops else None, "backwards": len(self.st.backwards), "last": stmt, "family": {o.oid, v.oid}})
                 self.derived[v.oid] = entry
 
     def replaced_parameter(self, target, old, value, stmt):
@@ -1265,6 +1271,8 @@ class TorchModel:
             cleared = (self.statements[-1][0], self.statements[-1][1], node, ref.oid, len(self.loops), self.loops[-1][2] if self.loops else None)
             for p in params:
                 o = self.obj(p)
+                if isinstance(p, Ref):
+                    self.zeroed.add(p.oid)
                 if o is not None and o.kind in ("tensor", "opaque"):
                     if to_none == Const(False):
                         continue
@@ -1464,17 +1472,32 @@ class TorchModel:
         module, stmt = obj.statement
         return (module.path, module.span(obj.node), module.span(stmt))
 
+    def names_at(self, event):
+        """The scopes that a name is looked up in where backward ran, as they were then, inner first."""
+        scopes, frame = [], event.frame
+        module_scope = None
+        while frame is not None:
+            if frame.name == "<module>" and frame.module.path == event.path:
+                module_scope = frame.vars
+            frame = frame.parent
+        frame = event.frame
+        while frame is not None:
+            if frame.name != "<module>":
+                scopes.append(frame.vars)
+            frame = frame.closure
+        if module_scope is None and (top := self.globals.get(event.path)) is not None:
+            module_scope = top.vars
+        if module_scope is not None:
+            scopes.append(module_scope)
+        return scopes
+
     def retain_place(self, ref, event, module, holder):
         """How the program names the tensor where backward runs: an expression, a collection that holds it, or nothing."""
+        scopes = self.names_at(event)
+
         def evaluate(node):
             if isinstance(node, ast.Name):
-                frame = event.frame
-                while frame is not None:
-                    if node.id in frame.vars:
-                        return frame.vars[node.id]
-                    frame = frame.closure
-                top = self.globals.get(event.path)
-                return self.force(top.vars.get(node.id)) if top else None
+                return next((self.force(names[node.id]) for names in scopes if node.id in names), None)
             if isinstance(node, ast.Attribute):
                 owner = evaluate(node.value)
                 obj = event.heap.get(owner.oid) if isinstance(owner, Ref) else None
@@ -1495,13 +1518,6 @@ class TorchModel:
 
         if holder is not None and evaluate(holder) == ref:
             return ("name", ast.unparse(holder))
-        frame = event.frame
-        scopes = []
-        while frame is not None:
-            scopes.append(frame.vars)
-            frame = frame.closure
-        if (top := self.globals.get(event.path)) is not None:
-            scopes.append(top.vars)
         for names in scopes:
             for name, value in names.items():
                 if value == ref and name.isidentifier():
@@ -1660,7 +1676,7 @@ class TorchModel:
 
     def finish(self):
         """What only the end of the program shows."""
-        from gradfix.findings import AddArgument
+        from gradfix.findings import AddArgument, ReplaceStatement
 
         for w in self.workarounds:
             edits, created = [], None
@@ -1669,9 +1685,10 @@ class TorchModel:
                 if info["factory"] and info["float"]:
                     edits.append(AddArgument(info["created"][0], info["created"][1], "requires_grad=True"))
                 created = created or info["created"]
+            edits.append(ReplaceStatement(w["module"].path, w["module"].span(w["stmt"]), ""))
             if w["leaves"]:
                 self.fact("missing-requires-grad", w["target"], True, module=w["module"], stmt=w["stmt"], holder=w["name"], created=created,
-                          edits=edits if len(edits) == len(w["leaves"]) else None,
+                          edits=edits if len(edits) == len(w["leaves"]) + 1 else None,
                           message=f"`{w['name']}` does not require grad because nothing it is made of does; the flag hides that, and no leaf gets a gradient")
         self.confirm_rebindings()
         if self.st is None:
@@ -1706,7 +1723,8 @@ class TorchModel:
                 if not bad and not isinstance(r["target"], ast.Name) and self.concrete is False:
                     bad = True
             self.fact("parameter-rebinding", r["stmt"], bad, module=r["module"], stmt=r["stmt"], target=r["module"].source(r["target"]),
-                      mode=r["mode"], value=r["module"].span(r["stmt"].value), loop_variable=loop_variable)
+                      mode=r["mode"], loop_variable=loop_variable, clear=not (r["family"] & self.zeroed),
+                      last=r["module"].span(r["last"].value) if r["last"] is not r["stmt"] and r["module"].path == r.get("last_path", r["module"].path) else None)
 
     def run_root(self, fn, owner, top):
         """A function that nothing in sight calls, with unknown arguments; a method on an instance built if it can be."""

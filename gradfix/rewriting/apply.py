@@ -237,7 +237,7 @@ class Apply(cst.CSTTransformer):
                 after = [e for e, _ in self.by_statement.get(keys[last], ()) if isinstance(e, InsertAfter)]
                 inner = [self.wrapped(wraps[0][0].header, inner)]
             new = [x for e in before for x in self.parse(e.code)]
-            if new:
+            if new and inner:
                 blank, rest = split_blank(inner[0].leading_lines)
                 new[0] = new[0].with_changes(leading_lines=[*blank, *new[0].leading_lines])
                 inner[0] = inner[0].with_changes(leading_lines=rest)
@@ -246,7 +246,7 @@ class Apply(cst.CSTTransformer):
                 self.append(out, statement)
             out.extend(x for e in after for x in self.parse(e.code))
             i = last + 1
-        return out
+        return out or [cst.SimpleStatementLine([cst.Pass()])]
 
     def append(self, out, statement):
         """Neighbouring blocks that we made with the same header are one block."""
@@ -273,7 +273,11 @@ class Apply(cst.CSTTransformer):
         edit = next((e for e, _ in self.by_statement.get(key, ()) if isinstance(e, ReplaceStatement)), None)
         if edit is None:
             return [statement]
-        new = self.parse(edit.code)
+        if not edit.code:
+            commented = any(line.comment for line in statement.leading_lines) or statement.trailing_whitespace.comment
+            if not commented:
+                return []
+        new = self.parse(edit.code or "pass")
         new[0] = new[0].with_changes(leading_lines=statement.leading_lines)
         if isinstance(new[-1], cst.SimpleStatementLine) and isinstance(statement, cst.SimpleStatementLine):
             new[-1] = new[-1].with_changes(trailing_whitespace=statement.trailing_whitespace)
