@@ -8,13 +8,14 @@ Objects have identity, so aliases and rebinding are seen; what can't be known is
 from __future__ import annotations
 
 import ast
+import bisect
 import re
 
 from gradfix.analysis import torch_model as tm
 from gradfix.analysis.facts import Fact
-from gradfix.analysis.modules import ROOT_TOKENS
+from gradfix.analysis.modules import holds_root, root_rows
 from gradfix.analysis.values import (
-    UNKNOWN, Bound, Class, Const, Cut, External, Function, Imported, ModuleValue, Multi, Number, Obj, Ref, join_values,
+    UNKNOWN, Bound, Class, Const, Cut, External, Function, Heap, Imported, ModuleValue, Multi, Number, Obj, Ref, join_values,
     values_of,
 )
 from gradfix.findings import Problem
@@ -89,11 +90,11 @@ class State:
     __slots__ = ("heap", "frame", "mode", "known", "backwards")
 
     def __init__(self):
-        self.heap, self.frame, self.mode, self.known, self.backwards = {}, None, True, {}, ()
+        self.heap, self.frame, self.mode, self.known, self.backwards = Heap(), None, True, {}, ()
 
     def fork(self):
         new = State()
-        new.heap, new.mode, new.known = dict(self.heap), self.mode, dict(self.known)
+        new.heap, new.mode, new.known = self.heap.fork(), self.mode, dict(self.known)
         new.frame, new.backwards = self.frame.fork() if self.frame else None, self.backwards
         return new
 
@@ -104,8 +105,10 @@ class Frame:
     def __init__(self, module, parent=None, closure=None, name="", owner=None):
         self.vars, self.module, self.parent, self.closure, self.name, self.owner = {}, module, parent, closure, name, owner
 
-    def fork(self):
-        new = Frame(self.module, self.parent.fork() if self.parent else None, self.closure, self.name, self.owner)
+    def fork(self, deep=False):
+        """A copy for a branch.  Callers' frames can't change before the call returns, so branches share them."""
+        parent = self.parent.fork(True) if deep and self.parent else self.parent
+        new = Frame(self.module, parent, self.closure, self.name, self.owner)
         new.vars = self.vars if isinstance(self.vars, LazyNames) else dict(self.vars)
         return new
 
@@ -114,13 +117,7 @@ def join_states(a, b):
     if a is None or b is None:
         return a or b
     out = State()
-    out.heap = dict(a.heap)
-    for oid, obj in b.heap.items():
-        mine = a.heap.get(oid)
-        if mine is None:
-            out.heap[oid] = obj
-        elif mine is not obj:
-            out.heap[oid] = join_objects(mine, obj)
+    out.heap = a.heap.join(b.heap, join_objects)
     out.frame = join_frames(a.frame, b.frame)
     out.mode = a.mode if a.mode == b.mode else None
     out.known = {k: v for k, v in a.known.items() if b.known.get(k) == v}
@@ -136,7 +133,6 @@ def join_frames(a, b):
         return out
     for name, value in b.vars.items():
         out.vars[name] = join_values(out.vars[name], value) if name in out.vars else value
-    out.parent = join_frames(a.parent, b.parent)
     return out
 
 
@@ -1131,6 +1127,12 @@ def is_main_guard(stmt):
 
 
 def is_generator(node):
+    if not hasattr(node, "is_generator"):
+        node.is_generator = _is_generator(node)
+    return node.is_generator
+
+
+def _is_generator(node):
     stack = list(node.body) if isinstance(node.body, list) else []
     while stack:
         n = stack.pop()
@@ -1155,7 +1157,7 @@ def observe_file(project, path, out, explain=None):
     except SourceError as error:
         out.problems.append(Problem(path, error.reason, error.row, error.col))
         return
-    if explain is None and not ROOT_TOKENS.search(data) and not (SCRIPT.search(data) and imports_checked_file(project, path, data)):
+    if explain is None and not holds_root(data) and not (SCRIPT.search(data) and project.imports_root(path)):
         return
     module = project.module(path)
     if module is None:
@@ -1169,15 +1171,6 @@ def observe_file(project, path, out, explain=None):
 
 # A file that does something when it is run, at the left margin.
 SCRIPT = re.compile(rb"^(?:for|while|with|async|if __name__|[A-Za-z_][\w.]*\()", re.M)
-IMPORT = re.compile(rb"^\s*(?:from\s+(\.*)([\w.]*)\s+import|import\s+([\w.]+))", re.M)
-
-
-def imports_checked_file(project, path, data):
-    for dots, name, plain in IMPORT.findall(data):
-        if project.resolve(path, (name or plain).decode(), len(dots)):
-            return True
-    return False
-
 
 def parse_problem(path, text):
     try:
@@ -1204,19 +1197,19 @@ def run_roots(project, module, out, explain):
     top = interpreter.st.frame if interpreter.st is not None and interpreter.st.frame is not None else frame
     while top.parent is not None:
         top = top.parent
-    lines = module.text.split("\n")
-    heap = interpreter.st.heap if interpreter.st is not None else {}
+    rows = root_rows(module.text)
+    heap = interpreter.st.heap if interpreter.st is not None else Heap()
     for fn, owner in functions_of(module):
         out.functions += 1
         if (module.path, fn.lineno, fn.col_offset) in interpreter.visited:
             out.interpreted += 1
             continue
-        segment = "\n".join(lines[fn.lineno - 1 : fn.end_lineno])
-        if not ROOT_TOKENS.search(segment.encode("utf-8", "replace")):
+        at = bisect.bisect_left(rows, fn.lineno)
+        if at == len(rows) or rows[at] > fn.end_lineno:
             continue
         out.interpreted += 1
         interpreter.start(False)
-        interpreter.st.heap = dict(heap)
+        interpreter.st.heap = heap.fork()
         interpreter.globals[module.path] = top
         interpreter.st.frame = Frame(module, None, top, "<root>")
         try:

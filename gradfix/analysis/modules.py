@@ -10,8 +10,33 @@ from functools import lru_cache
 
 from gradfix.findings import Span
 
-# What a file must hold for one of its functions to be a root of the analysis.
-ROOT_TOKENS = re.compile(rb"\.grad\b(?!_)|backward|requ\w*_?grad|zero_grad|Parameter\s*\(")
+# What a function must hold to be a root of the analysis: a gradient, a backward, a flag that is set or misspelt.
+# Each pattern starts with a literal and stands behind a plain search for it, which is what makes this cheap.
+_ROOTS = tuple(
+    (literal, literal.decode(), re.compile(pattern), re.compile(pattern.decode()))
+    for literal, pattern in (
+        (b".grad", rb"\.grad\b"),
+        (b"backward(", rb"backward\("),
+        (b"requires_grad", rb"requires_grad(?:\s*=\s*True|_\(\s*(?:True)?\))"),
+        (b"req", rb"req(?!uires_grad_?\b)\w*g\w*d\w*\s*=(?!=)"),
+    )
+)
+IMPORT = re.compile(rb"^\s*(?:from\s+(\.*)([\w.]*)\s+import|import\s+([\w.]+))", re.M)
+
+
+def holds_root(data: bytes) -> bool:
+    return any(literal in data and pattern.search(data) for literal, _, pattern, _ in _ROOTS)
+
+
+def root_rows(text: str) -> list[int]:
+    """The rows on which root tokens stand, in order."""
+    at = sorted(m.start() for _, literal, _, pattern in _ROOTS if literal in text for m in pattern.finditer(text))
+    rows, row, last = [], 1, 0
+    for position in at:
+        row += text.count("\n", last, position)
+        last = position
+        rows.append(row)
+    return rows
 
 
 @dataclass
@@ -26,6 +51,8 @@ class Project:
         self.files = tuple(self.files)
         self._known = {os.path.normpath(p): p for p in self.files}
         self._modules: dict[str, Module | None] = {}
+        self._roots: dict[str, bool] = {}
+        self._imports: dict[str, tuple] = {}
 
     def __getstate__(self):
         return {"files": self.files, "overlay": self.overlay, "target_torch": self.target_torch}
@@ -39,6 +66,37 @@ class Project:
             return self.overlay[path]
         with open(path, "rb") as handle:
             return handle.read()
+
+    def holds_root(self, path: str) -> bool:
+        if path not in self._roots:
+            try:
+                self._roots[path] = holds_root(self.data(path))
+            except OSError:
+                self._roots[path] = False
+        return self._roots[path]
+
+    def imports(self, path: str) -> tuple[str, ...]:
+        """The checked files that a file imports."""
+        if path not in self._imports:
+            try:
+                found = IMPORT.findall(self.data(path))
+            except OSError:
+                found = []
+            targets = (self.resolve(path, (name or plain).decode("utf-8", "replace"), len(dots)) for dots, name, plain in found)
+            self._imports[path] = tuple(dict.fromkeys(t for t in targets if t and t != path))
+        return self._imports[path]
+
+    def imports_root(self, path: str) -> bool:
+        """Does the file import, perhaps through others, a checked file that holds a root?"""
+        seen, work = {path}, [path]
+        while work and len(seen) < 200:
+            for target in self.imports(work.pop()):
+                if target not in seen:
+                    if self.holds_root(target):
+                        return True
+                    seen.add(target)
+                    work.append(target)
+        return False
 
     def text(self, path: str) -> str:
         from gradfix.source import decode

@@ -266,7 +266,7 @@ class TorchModel:
             return UNKNOWN
         if obj.kind in ("instance", "module", "opaque") and name not in METHODS:
             # An attribute that we can't see: remembered, so that it is the same object at the next read.
-            ref = self.new("opaque", origin=("attr", name), node=node, ins=(value.oid,) if obj.kind == "opaque" else (), made_after=0)
+            ref = self.new("opaque", origin=("attr", name, value.oid), node=node, ins=(value.oid,) if obj.kind == "opaque" else (), made_after=0)
             fresh = self.st.heap[value.oid].copy()
             fresh.attrs[name] = ref
             self.st.heap[value.oid] = fresh
@@ -535,8 +535,8 @@ class TorchModel:
         origin = obj.origin
         if isinstance(origin, tuple) and origin[0] == "attr":
             # A method of an object that we can't see.
-            owner = next((i for i in self.st.heap if self.st.heap[i].attrs.get(origin[1]) == f), None)
-            if owner is not None:
+            owner = origin[2]
+            if owner in self.st.heap:
                 return self.call_method(Bound(Ref(owner), origin[1], node), args, kwargs, node, False)
         return self.unknown_result(node, args, kwargs, f)
 
@@ -1338,7 +1338,7 @@ class TorchModel:
                     self.dead_terms(obj.dead, node, module)
         reached, through = self.reach(loss)
         event.reached = reached
-        event.frame, event.heap = self.st.frame.fork(), dict(self.st.heap)
+        event.frame, event.heap = self.st.frame.fork(deep=True), self.st.heap.fork()
         event.in_loop = [l[2] for l in self.loops]
         self.st.backwards += (event,)
         for oid in reached:
@@ -1350,9 +1350,6 @@ class TorchModel:
                 self.update(Ref(oid), grad="set")
             elif obj.kind == "module":
                 pass
-        for oid, obj in list(self.st.heap.items()):
-            if obj.kind == "opaque" and obj.param and obj.grad == "none":
-                self.update(Ref(oid), grad="unknown")
         return Const(None)
 
     def reach(self, loss):

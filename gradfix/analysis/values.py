@@ -134,6 +134,58 @@ class Obj:
         return new
 
 
+class Heap:
+    """oid -> Obj, in two layers: what all branches share, and what this one changed since.
+
+    A branch copies only the upper layer, and two branches are joined by looking at their upper layers alone.
+    """
+
+    __slots__ = ("base", "delta")
+
+    def __init__(self, base=None, delta=None):
+        self.base, self.delta = {} if base is None else base, {} if delta is None else delta
+
+    def fork(self) -> Heap:
+        if len(self.delta) > 64:
+            self.base, self.delta = {**self.base, **self.delta}, {}
+        return Heap(self.base, dict(self.delta))
+
+    def get(self, oid, default=None):
+        found = self.delta.get(oid)
+        return found if found is not None else self.base.get(oid, default)
+
+    def __getitem__(self, oid):
+        found = self.delta.get(oid)
+        return found if found is not None else self.base[oid]
+
+    def __setitem__(self, oid, obj):
+        self.delta[oid] = obj
+
+    def __contains__(self, oid):
+        return oid in self.delta or oid in self.base
+
+    def join(self, other: Heap, join_objects) -> Heap:
+        if self.base is other.base:
+            out = Heap(self.base, dict(self.delta))
+            for oid, obj in other.delta.items():
+                mine = self.get(oid)
+                out.delta[oid] = obj if mine is None or mine is obj else join_objects(mine, obj)
+            for oid, obj in self.delta.items():
+                if oid not in other.delta and (theirs := self.base.get(oid)) is not None and theirs is not obj:
+                    out.delta[oid] = join_objects(obj, theirs)
+            return out
+        merged = {**self.base, **self.delta}
+        for layer in (other.base, other.delta):
+            for oid in layer:
+                obj = other[oid]
+                mine = merged.get(oid)
+                if mine is None:
+                    merged[oid] = obj
+                elif mine is not obj and self.get(oid) is not None and self.get(oid) is not obj:
+                    merged[oid] = join_objects(self.get(oid), obj)
+        return Heap(merged)
+
+
 def values_of(value) -> tuple:
     return value.values if isinstance(value, Multi) else (value,)
 
