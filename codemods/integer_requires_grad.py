@@ -35,7 +35,16 @@ References
 import ast
 
 from gradfix.codemod import Codemod
-from gradfix.findings import AddArgument, Applicability, Fix, ReplaceExpression, Severity, Verdict
+from gradfix.findings import (
+    AddArgument,
+    Applicability,
+    Fix,
+    RemoveArgument,
+    RenameAttribute,
+    ReplaceExpression,
+    Severity,
+    Verdict,
+)
 
 codemod = Codemod(__name__, code="GF202", promises=(Verdict.GAINED,))
 
@@ -54,25 +63,36 @@ def check(facts):
 
 
 def repair(facts, fact):
-    syntax = facts.syntax(fact.path)
-    call = syntax.find(fact.span, ast.Call)
-    if call is None or fact.info["dtype_source"] not in ("literal", "dtype"):
+    """Make the tensor floating where it is made."""
+    if (created := fact.info.get("created")) is None:
         return None
-    torch = fact.info.get("torch")
-    if fact.info["dtype_source"] == "dtype":
-        keyword = next(k for k in call.keywords if k.arg == "dtype")
-        if torch is None:
-            return None
-        return Fix(Applicability.SAFE, "Use a floating dtype", (ReplaceExpression(fact.path, syntax.span(keyword.value), f"{torch}.float32"),))
+    path, span, _ = created
+    syntax = facts.syntax(path)
+    call = syntax.find(span, ast.Call)
+    torch = facts.project.module(path).torch_name()
+    if call is None:
+        return None
     name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
-    if name == "tensor" and call.args:
-        literals = [n for n in ast.walk(call.args[0]) if isinstance(n, ast.Constant) and type(n.value) is int]
-        only_literals = all(isinstance(n, (ast.List, ast.Tuple, ast.Constant, ast.UnaryOp, ast.USub, ast.UAdd, ast.Load)) for n in ast.walk(call.args[0]))
-        if literals and only_literals:
-            edits = tuple(ReplaceExpression(fact.path, syntax.span(n), syntax.source(n) + ".") for n in literals
-                          if syntax.source(n).replace("_", "").isdigit())
-            if len(edits) == len(literals):
-                return Fix(Applicability.SAFE, "Write floating point numbers", edits)
-    if name in ("tensor", "arange", "full") and torch is not None:
-        return Fix(Applicability.SAFE, "Use a floating dtype", (AddArgument(fact.path, fact.span, f"dtype={torch}.float32"),))
+    dtype = next((k for k in call.keywords if k.arg == "dtype"), None)
+    if dtype is not None:
+        return torch and Fix(Applicability.SAFE, "Use a floating dtype", (ReplaceExpression(path, syntax.span(dtype.value), f"{torch}.float32"),))
+    if name in ("LongTensor", "IntTensor") and isinstance(call.func, ast.Attribute):
+        return Fix(Applicability.SAFE, "Make a floating tensor", (RenameAttribute(path, syntax.span(call.func), "FloatTensor"),))
+    if name in ("tensor", "full") and call.args and (edits := floating_literals(syntax, path, call.args[-1 if name == "full" else 0])):
+        return Fix(Applicability.SAFE, "Write floating point numbers", edits)
+    if name in ("tensor", "arange", "full") and torch:
+        return Fix(Applicability.SAFE, "Use a floating dtype", (AddArgument(path, span, f"dtype={torch}.float32"),))
+    if name in ("randint", "randperm") and span == fact.span:
+        return Fix(Applicability.SAFE, "Convert it first", (RemoveArgument(path, span, "requires_grad"),
+                                                           ReplaceExpression(path, span, "__expr__.float().requires_grad_()")))
     return None
+
+
+def floating_literals(syntax, path, node):
+    """Edits that turn the integers of a literal into floats; none where the argument is no literal."""
+    if not all(isinstance(n, (ast.List, ast.Tuple, ast.Constant, ast.UnaryOp, ast.USub, ast.UAdd, ast.Load)) for n in ast.walk(node)):
+        return ()
+    numbers = [n for n in ast.walk(node) if isinstance(n, ast.Constant) and type(n.value) is int]
+    if not all(syntax.source(n).replace("_", "").isdigit() for n in numbers):
+        return ()
+    return tuple(ReplaceExpression(path, syntax.span(n), syntax.source(n) + ".") for n in numbers)

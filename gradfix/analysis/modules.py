@@ -165,6 +165,9 @@ class Module:
     def source(self, node: ast.AST) -> str:
         return ast.get_source_segment(self.text, node) or ast.unparse(node)
 
+    def imports_torch(self) -> bool:
+        return re.search(r"^\s*(?:import|from)\s+torch\b", self.text, re.M) is not None
+
     def torch_name(self) -> str | None:
         """The name by which the module knows torch, if it imports it at top level."""
         for stmt in self.tree.body:

@@ -131,7 +131,7 @@ class TorchModel:
             return self.operation(node, [args[0]], "as_tensor")
         ref = self.tensor(node, (), rg=rg, leaf=True, dtype=dtype, dead=cuts)
         if dtype == "int" and rg:
-            self.fact("integer-requires-grad", node, True, dtype_source=self.integer_source(node, kwargs))
+            self.fact("integer-requires-grad", node, True, created=self.here(node))
         elif rg:
             self.fact("integer-requires-grad", node, False)
         self.keyword_typos(node, ref)
@@ -142,10 +142,9 @@ class TorchModel:
             if k.arg and is_typo(k.arg):
                 self.fact("requires-grad-typo", node, True, keyword=k.arg, statement_only=False)
 
-    def integer_source(self, node, kwargs):
-        if any(k.arg == "dtype" for k in node.keywords):
-            return "dtype"
-        return "literal"
+    def here(self, node):
+        module, stmt = self.statements[-1]
+        return (module.path, module.span(node), module.span(stmt))
 
     def dtype_of(self, name, args, kwargs):
         if "dtype" in kwargs:
@@ -744,7 +743,7 @@ class TorchModel:
         self.keyword_typos(node, None)
         dtype = self.obj(args[0]).dtype if args and self.obj(args[0]) is not None else None
         if dtype == "int" and rg:
-            self.fact("integer-requires-grad", node, True, dtype_source="parameter")
+            self.fact("integer-requires-grad", node, True, created=None)
         return self.tensor(node, (), rg=rg, leaf=True, param=True, dtype=dtype)
 
     # ------------------------------------------------------------ builtins
@@ -906,6 +905,8 @@ class TorchModel:
             return self.escape([ref], node, name)
         if name == "detach":
             return self.new("opaque", origin="detached", rg=False, leaf=True, node=node)
+        if obj.param and name.endswith("_") and not name.endswith("__"):
+            return self.inplace(ref, obj, name, args, kwargs, node)
         if name in ("prepare", "setup"):
             return args[0] if len(args) == 1 else self.new("tuple", items=tuple(args))
         if name in ("to", "cuda", "cpu", "float", "double"):
@@ -920,7 +921,7 @@ class TorchModel:
             flag = args[0] if args else kwargs.get("requires_grad", Const(True))
             flag = bool(flag.value) if isinstance(flag, Const) else None
             if obj.dtype == "int" and flag and obj.leaf:
-                self.fact("integer-requires-grad", node, True, dtype_source="method")
+                self.fact("integer-requires-grad", node, True, created=self.place(obj))
             if obj.leaf is not False:
                 self.update(ref, rg=flag, grad="none" if obj.grad == "unknown" and obj.leaf else obj.grad)
             return ref
@@ -1084,7 +1085,7 @@ class TorchModel:
                     self.workarounds.append({"target": target, "module": module, "stmt": stmt, "below": self.below(v.oid), "leaves": {},
                                              "name": module.source(target.value)})
                 if flag and obj.kind == "tensor" and obj.dtype == "int":
-                    self.fact("integer-requires-grad", target, True, dtype_source="attribute")
+                    self.fact("integer-requires-grad", target, True, created=self.place(obj))
                 if obj.leaf is not False:
                     self.update(v, rg=flag, conversion=obj.conversion, grad="none" if obj.grad == "unknown" and obj.leaf else obj.grad)
                 continue
@@ -1271,8 +1272,9 @@ class TorchModel:
             cleared = (self.statements[-1][0], self.statements[-1][1], node, ref.oid, len(self.loops), self.loops[-1][2] if self.loops else None)
             for p in params:
                 o = self.obj(p)
-                if isinstance(p, Ref):
+                if isinstance(p, Ref) and o is not None:
                     self.zeroed.add(p.oid)
+                    o = self.update(p, emptied=(cleared, len(self.st.backwards)))
                 if o is not None and o.kind in ("tensor", "opaque"):
                     if to_none == Const(False):
                         continue
@@ -1281,7 +1283,7 @@ class TorchModel:
                         self.update(p, grad="cleared" if o.grad == "set" else "maybe", cleared=cleared)
                     elif o.kind == "tensor" and o.grad != "none":
                         self.update(p, grad="none")
-            self.update(ref, cleared=(cleared, len(self.st.backwards)))
+            self.update(ref, cleared=(cleared, len(self.st.backwards)), reached=False)
             return UNKNOWN
         if name == "step":
             if obj.cleared is not None and obj.kind in ("optimizer", "opaque"):
@@ -1292,13 +1294,27 @@ class TorchModel:
                         step_module, step_stmt = self.statements[-1]
                         self.fact("zero-grad-order", call, True, module=module, stmt=stmt, use="step",
                                   use_path=step_module.path, use_span=step_module.span(step_stmt), backward=(last.path, last.span))
+                        obj = self.update(ref, reached=True)
+            if obj.reached is not True and obj.kind == "optimizer":
+                self.step_without_gradients(obj)
             self.update(ref, reached=True)
-            if obj.kind == "optimizer":
-                self.modular_step(ref, node)
+            self.modular_step(ref, node)
             return UNKNOWN
         if name == "add_param_group":
             self.update(ref, open=True)
         return UNKNOWN
+
+    def step_without_gradients(self, obj):
+        """All parameters were cleared, by whomever, after the last backward and before this step."""
+        now = len(self.st.backwards)
+        held = [self.obj(p) for p in obj.items]
+        if not held or not now or any(p is None or p.emptied is None or p.emptied[1] != now for p in held):
+            return
+        (module, stmt, call, *_), _ = held[0].emptied
+        last = self.st.backwards[-1]
+        step_module, step_stmt = self.statements[-1]
+        self.fact("zero-grad-order", call, True, module=module, stmt=stmt, use="step", use_path=step_module.path,
+                  use_span=step_module.span(step_stmt), backward=(last.path, last.span))
 
     def modular_step(self, ref, node):
         """`if (i + 1) % k == 0: opt.step()` while `opt.zero_grad()` runs every turn: see `accumulation`."""
@@ -1335,7 +1351,7 @@ class TorchModel:
                 elif obj is not None:
                     if obj.kind == "opaque":
                         self.update(p, rg=True)
-                    self.dead_terms(obj.dead, node, module)
+                    self.dead_terms(obj.dead, node, module, p.oid)
         reached, through = self.reach(loss)
         event.reached = reached
         event.frame, event.heap = self.st.frame.fork(deep=True), self.st.heap.fork()
@@ -1384,11 +1400,12 @@ class TorchModel:
         self.cut_reach.append((live, frozenset(through), set(seen)))
         return reached, through
 
-    def dead_terms(self, cuts, node, module):
+    def dead_terms(self, cuts, node, module, loss=None):
         """Additive terms of the loss that depend on tensors through a cut only."""
+        live = self.below(loss) if cuts and loss is not None else set()
         for cut in cuts:
             source = self.st.heap.get(cut.source)
-            if source is None or not self.trains(cut.source):
+            if source is None or not (self.trains(cut.source) or self.shares_model(cut.source, live)):
                 continue
             self.cut_fact(cut, module.path, module.span(node))
 
@@ -1399,6 +1416,10 @@ class TorchModel:
             return  # GF404's
         self.out.facts.append(Fact("item-in-graph" if cut.kind not in ("numpy",) else "numpy-in-graph", cut.path, cut.span, cut.statement, True,
                                    {"cut": cut.kind, "loss": (path, span)}, self.concrete))
+
+    def shares_model(self, oid, live):
+        """Backward runs through the output of a call that the value comes from, too: so that output requires grad."""
+        return any(self.st.heap[i].origin == "result" and self.st.heap[i].mode is not False for i in self.below(oid) & live)
 
     def trains(self, oid):
         """Does the value depend, by recorded path, on something that certainly trains?"""
@@ -1445,7 +1466,7 @@ class TorchModel:
                 return self.fact("zero-grad-order", call, True, module=module, stmt=stmt, use="read", use_path=use_module.path,
                                  use_span=use_module.span(use_stmt), read=use_module.source(where), backward=None)
             return self.none_use(ref, obj, where, holder, state)
-        if obj.param and obj.kind == "opaque" and state in ("unknown", "none"):
+        if obj.kind == "opaque" and state in ("unknown", "none") and (obj.param or self.iterated_argument(obj, holder)):
             return self.none_use(ref, obj, where, holder, state)
         self.fact("grad-read", where, False)
 
@@ -1545,6 +1566,18 @@ class TorchModel:
                                 if x == ref and isinstance(a, str):
                                     return ("loop", f"{name}.{attr}", a)
         return None
+
+    def iterated_argument(self, obj, holder):
+        """A loop variable over something handed in or kept (`for p in params`), in a file that works with torch."""
+        root = obj.origin
+        if not (isinstance(root, tuple) and root[0] == "element") or not isinstance(holder, ast.Name):
+            return False
+        while isinstance(root, tuple):
+            if root[0] == "attr":
+                break
+            root = root[1]
+        module, _ = self.statements[-1]
+        return (root == "argument" or isinstance(root, tuple)) and module.imports_torch()
 
     def missing_flag(self, ref, obj, where, holder):
         module, stmt = self.statements[-1]

@@ -109,7 +109,7 @@ class Obj:
     __slots__ = (
         "kind", "leaf", "rg", "retained", "ins", "grad", "dead", "dtype", "param", "module", "node", "statement",
         "cls", "attrs", "items", "open", "origin", "lost", "view", "mode", "reached", "cleared", "made_after",
-        "hooked", "numeric", "conversion", "grads", "alive", "frozen", "computed", "misspelt",
+        "hooked", "numeric", "conversion", "grads", "alive", "frozen", "computed", "misspelt", "emptied",
     )
 
     def __init__(self, kind, **kw):
@@ -120,7 +120,7 @@ class Obj:
         self.grad = "unknown"
         self.dead = frozenset()
         self.attrs = {}
-        self.origin = self.lost = self.view = self.mode = self.cleared = self.made_after = None
+        self.origin = self.lost = self.view = self.mode = self.cleared = self.made_after = self.emptied = None
         self.numeric = self.conversion = self.grads = None
         self.alive = True
         for name, value in kw.items():
