@@ -67,7 +67,13 @@ def check(facts):
 def repair(facts, fact):
     syntax, path = facts.syntax(fact.path), fact.path
     stmt = syntax.find(fact.statement, ast.Assign)
-    if stmt is None or len(stmt.targets) != 1 or isinstance(stmt.targets[0], (ast.Tuple, ast.List)):
+    if stmt is None or len(stmt.targets) != 1:
+        return None
+    updates = in_place(syntax, stmt, fact.info.get("clear")) if not (fact.info.get("last") or fact.info.get("replaced")) else None
+    if updates is not None:
+        code, clear = updates
+        return no_grad(fact, path, code, clear)
+    if isinstance(stmt.targets[0], (ast.Tuple, ast.List)):
         return None
     target, value = syntax.source(stmt.targets[0]), stmt.value
     if last := fact.info.get("last"):
@@ -75,16 +81,47 @@ def repair(facts, fact):
         return Fix(Applicability.UNSAFE, "Make the result a new leaf", (ReplaceExpression(path, last, "__expr__.detach().requires_grad_()"),))
     if fact.info.get("replaced"):
         value = value.args[0]
-    if isinstance(value, ast.BinOp) and type(value.op) in OPERATORS and ast.unparse(value.left) == ast.unparse(stmt.targets[0]):
-        code = f"{target} {OPERATORS[type(value.op)]} {syntax.source(value.right)}"
-    else:
-        code = f"{target}.copy_({syntax.source(value)})"
+    return no_grad(fact, path, f"{target}.copy_({syntax.source(value)})", f"{target}.grad = None" if fact.info.get("clear") else "")
+
+
+def no_grad(fact, path, code, clear):
     edits = [ReplaceStatement(path, fact.statement, code)]
     if fact.info["mode"] is not False:
         torch = fact.info.get("torch") or "torch"
         edits.append(Wrap(path, fact.statement, fact.statement, f"with {torch}.no_grad():"))
         if fact.info.get("torch") is None:
             edits.append(EnsureImport(path, "torch"))
-    if fact.info.get("clear"):
-        edits.append(InsertAfter(path, fact.statement, f"{target}.grad = None"))
+    if clear:
+        edits.append(InsertAfter(path, fact.statement, clear))
     return Fix(Applicability.UNSAFE, "Update in place under `torch.no_grad()`", tuple(edits))
+
+
+def in_place(syntax, stmt, clear):
+    """(the statements `X op= Y` that a rebinding `X = X op Y` stands for, those that clear), or None for other shapes."""
+    target, value = stmt.targets[0], stmt.value
+    if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple) and len(target.elts) == len(value.elts):
+        pairs = list(zip(target.elts, value.elts))
+        names = [ast.unparse(t) for t in target.elts]
+        for i, (_, v) in enumerate(pairs):  # a later expression must not need what an earlier one has changed
+            inner = {ast.unparse(n) for n in ast.walk(v) if isinstance(n, (ast.Name, ast.Attribute, ast.Subscript))}
+            if inner & set(names[:i]):
+                return None
+    elif isinstance(value, ast.ListComp) and len(value.generators) == 1 and not value.generators[0].ifs:
+        loop = value.generators[0]
+        update = augmented(syntax, loop.target, value.elt)
+        if update is None or ast.unparse(loop.iter) != ast.unparse(target) or not isinstance(loop.target, ast.Name):
+            return None
+        tail = f"\n    {loop.target.id}.grad = None" if clear else ""
+        return f"for {loop.target.id} in {syntax.source(loop.iter)}:\n    {update}{tail}", ""
+    else:
+        pairs = [(target, value)]
+    updates = [augmented(syntax, t, v) for t, v in pairs]
+    if None in updates:
+        return None
+    return "\n".join(updates), "\n".join(f"{syntax.source(t)}.grad = None" for t, _ in pairs) if clear else ""
+
+
+def augmented(syntax, target, value):
+    if isinstance(value, ast.BinOp) and type(value.op) in OPERATORS and ast.unparse(value.left) == ast.unparse(target):
+        return f"{syntax.source(target)} {OPERATORS[type(value.op)]} {syntax.source(value.right)}"
+    return None

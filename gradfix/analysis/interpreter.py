@@ -120,9 +120,17 @@ def join_states(a, b):
     out.heap = a.heap.join(b.heap, join_objects)
     out.frame = join_frames(a.frame, b.frame)
     out.mode = a.mode if a.mode == b.mode else None
-    out.known = {k: v for k, v in a.known.items() if b.known.get(k) == v}
+    out.known = {oid: state for oid in {**a.known, **b.known} if (state := grad_in(a, oid)) == grad_in(b, oid) and state in ("set", "none")}
     out.backwards = a.backwards + tuple(x for x in b.backwards if x not in a.backwards)
     return out
+
+
+def grad_in(st, oid):
+    """What a state knows of an object's `.grad`: from a test on this path, else from the heap."""
+    if oid in st.known:
+        return st.known[oid]
+    obj = st.heap.get(oid)
+    return obj.grad if obj is not None else "unknown"
 
 
 def join_frames(a, b):
@@ -644,10 +652,11 @@ class Interpreter(tm.TorchModel):
         if isinstance(node, ast.Compare) and len(node.ops) == 1:
             op, right = node.ops[0], node.comparators[0]
             if isinstance(right, ast.Constant) and right.value is None and isinstance(op, (ast.Is, ast.IsNot, ast.Eq, ast.NotEq)):
-                holder = self.grad_holder(node.left)
+                left = node.left.target if isinstance(node.left, ast.NamedExpr) else node.left
+                holder = self.grad_holder(left)
                 is_set = isinstance(op, (ast.IsNot, ast.NotEq)) == truth
                 if holder is not None:
-                    self.know(node.left, holder, is_set)
+                    self.know(left, holder, is_set)
                 elif isinstance(node.left, ast.Name) and isinstance(self.lookup(node.left.id), Multi):
                     kept = tuple(v for v in values_of(self.lookup(node.left.id)) if (v == Const(None)) != is_set)
                     if kept:
@@ -668,23 +677,29 @@ class Interpreter(tm.TorchModel):
                         self.update(v, **{slot: truth})
 
     def assume_call(self, node, truth):
-        """A predicate of the user's (`has_grad(p)`): assume what it returns."""
-        if not truth and not isinstance(node.func, (ast.Name, ast.Lambda)):
+        """A predicate of the user's (`has_grad(p)`, `self.has_grad(p)`): assume what it returns."""
+        fn, shift, receiver = None, 0, None
+        if isinstance(node.func, ast.Name):
+            fn = self.lookup(node.func.id)
+        elif isinstance(node.func, ast.Attribute) and isinstance(node.func.value, ast.Name):
+            bound = self.eval(node.func)
+            if isinstance(bound, Bound) and bound.function is not None:
+                fn, shift, receiver = bound.function, 1, bound.receiver
+        if not isinstance(fn, Function):
             return
-        fn = self.lookup(node.func.id) if isinstance(node.func, ast.Name) else None
-        if isinstance(node.func, ast.Name) and node.func.id == "hasattr":
+        body = fn.node.body
+        expr = body if isinstance(fn.node, ast.Lambda) else body[-1].value if body and isinstance(body[-1], ast.Return) else None
+        params = [a.arg for a in fn.node.args.args]
+        if expr is None or len(params) < len(node.args) + shift:
             return
-        if isinstance(fn, Function) and isinstance(fn.node, (ast.FunctionDef, ast.Lambda)):
-            body = fn.node.body
-            expr = body if isinstance(fn.node, ast.Lambda) else body[-1].value if body and isinstance(body[-1], ast.Return) else None
-            params = [a.arg for a in fn.node.args.args]
-            if expr is not None and len(params) >= len(node.args):
-                frame = Frame(fn.module, self.st.frame, fn.closure)
-                for name, arg in zip(params, node.args):
-                    frame.vars[name] = self.eval(arg)
-                self.st.frame = frame
-                self.assume(expr, truth)
-                self.st.frame = self.st.frame.parent
+        frame = Frame(fn.module, self.st.frame, fn.closure)
+        if receiver is not None:
+            frame.vars[params[0]] = receiver
+        for name, arg in zip(params[shift:], node.args):
+            frame.vars[name] = self.eval(arg)
+        self.st.frame = frame
+        self.assume(expr, truth)
+        self.st.frame = self.st.frame.parent
 
     def know(self, node, holder, is_set):
         """`.grad` of `holder` was tested: true of this branch only, so it is kept beside the heap."""
@@ -698,6 +713,8 @@ class Interpreter(tm.TorchModel):
         for v in values:
             if isinstance(v, Ref):
                 self.st.known[v.oid] = "set" if is_set else "none"
+        if is_set and isinstance(node, ast.Name):  # the name holds a gradient, so from here a tensor
+            self.st.frame.vars[node.id] = self.tensor(node, (), rg=False, leaf=True, grads=tuple(v.oid for v in values if isinstance(v, Ref)))
 
     def grad_state(self, value):
         if not isinstance(value, Ref):

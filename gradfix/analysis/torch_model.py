@@ -1133,6 +1133,11 @@ class TorchModel:
         """A name, attribute or item that held a leaf gets a tensor computed from that leaf and its gradient."""
         if old is None or not isinstance(stmt, (ast.Assign, ast.AnnAssign)):
             return
+        lists = self.obj(old), self.obj(value)
+        if all(o is not None and o.kind in ("list", "tuple") for o in lists) and len(lists[0].items) == len(lists[1].items):
+            for o, v in zip(lists[0].items, lists[1].items):
+                self.rebound(target, o, v, stmt)
+            return
         for o in values_of(old):
             before = self.obj(o)
             for v in values_of(value):
@@ -1142,6 +1147,8 @@ class TorchModel:
                 sources = after.grads or ()
                 if not self.textual_update(target, stmt):
                     continue
+                if v.oid in self.derived and self.derived[v.oid]["old"] == o.oid:
+                    continue  # a helper's own rebinding, handed back
                 if o.oid in self.derived:  # a further update of what was bound already
                     entry = self.derived[v.oid] = self.derived[o.oid]
                     entry["new"], entry["last"] = v.oid, stmt
@@ -1357,6 +1364,11 @@ class TorchModel:
         event.frame, event.heap = self.st.frame.fork(deep=True), self.st.heap.fork()
         event.in_loop = [l[2] for l in self.loops]
         self.st.backwards += (event,)
+        if event.inputs is not None:
+            for v in self.flat([event.inputs]):
+                if self.obj(v) is not None:
+                    self.update(v, grad="set", cleared=None)
+            return Const(None)
         for oid in reached:
             obj = self.st.heap[oid]
             certain = reached[oid]
@@ -1664,7 +1676,20 @@ class TorchModel:
                 info["edits"] = [InsertInBody(module.path, module.span(loop), f"{holder}.requires_grad_()")]
         return info
 
+    def caught(self):
+        """Does the code stand in a `try` whose handlers take what a `None` raises?"""
+        _, here = self.statements[-1]
+        for _, s in self.statements[:-1]:
+            if isinstance(s, ast.Try) and s.body[0].lineno <= here.lineno <= s.body[-1].end_lineno:
+                for handler in s.handlers:
+                    names = {n.id for n in ast.walk(handler.type) if isinstance(n, ast.Name)} if handler.type is not None else {"Exception"}
+                    if names & {"AttributeError", "TypeError", "Exception", "BaseException", "RuntimeError"}:
+                        return True
+        return False
+
     def none_use(self, ref, obj, where, holder, state):
+        if self.caught():
+            return
         module, stmt = self.statements[-1]
         loop = next((s for _, s in reversed(self.statements) if isinstance(s, (ast.For, ast.While))), None)
         self.fact("none-guarded-grad", where, True, holder=module.source(holder), state=state, certain=state in ("none", "cleared"),
