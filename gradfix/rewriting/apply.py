@@ -281,6 +281,9 @@ class Apply(cst.CSTTransformer):
         new[0] = new[0].with_changes(leading_lines=statement.leading_lines)
         if isinstance(new[-1], cst.SimpleStatementLine) and isinstance(statement, cst.SimpleStatementLine):
             new[-1] = new[-1].with_changes(trailing_whitespace=statement.trailing_whitespace)
+        elif isinstance(statement, cst.SimpleStatementLine) and statement.trailing_whitespace.comment:
+            comment = cst.EmptyLine(comment=statement.trailing_whitespace.comment)  # a block has no place for it at its end
+            new[0] = new[0].with_changes(leading_lines=[*new[0].leading_lines, comment])
         return new
 
     def move(self, units):
