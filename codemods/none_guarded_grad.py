@@ -56,9 +56,9 @@ def check(facts):
     for fact, contexts in facts.bad("none-guarded-grad"):
         holder = fact.info["holder"]
         key = (fact.path, holder, fact.info.get("loop") or fact.statement)
-        if key in seen:
+        if key in seen or (fact.path, fact.statement) in seen:
             continue
-        seen.add(key)
+        seen |= {key, (fact.path, fact.statement)}
         certain = all(f.bad and f.info["certain"] for f in contexts)
         yield codemod.finding(
             path=fact.path,

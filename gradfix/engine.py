@@ -182,9 +182,10 @@ def _rounds(files, settings, runner, given, first: Result, frozen: dict[str, str
     overlay = dict(given)
     before: dict[str, bytes] = {}
     result, fixed = first, []
+    refused: dict[tuple, Problem] = {}
     history: list[tuple[bytes, set[str]]] = [(_state({}), set())]
     for number in range(MAX_ROUNDS + 1):
-        changes, landed = _one_round(result, settings, set(frozen) | {p.path for p in result.problems})
+        changes, landed = _one_round(result, settings, set(frozen), refused)
         if not changes:
             break
         names = {f.name for f in landed}
@@ -203,9 +204,11 @@ def _rounds(files, settings, runner, given, first: Result, frozen: dict[str, str
             raise Broken(changes, f"left as it was: fixes undo each other ({', '.join(sorted(names))})")
         history.append((state, names))
         result = check(files, settings, runner, overlay)
+        old_reasons = {(p.path, p.reason) for p in first.problems}
         for problem in result.problems:
-            if problem.path in changes and problem not in first.problems:
+            if problem.path in changes and (problem.path, problem.reason) not in old_reasons:
                 raise Broken([problem.path], f"left as it was: after the fixes of {_names(landed, problem.path)}, {problem.reason}")
+    result.problems.extend(refused.values())
     after = {path: overlay[path] for path in before if overlay[path] != before[path]}
     return Applied(before, after, result, fixed, number)
 
@@ -221,8 +224,13 @@ def _state(overlay: dict[str, bytes]) -> bytes:
     return digest.digest()
 
 
-def _one_round(result: Result, settings: Settings, frozen: set[str]) -> tuple[dict[str, bytes], list[Finding]]:
-    """New contents of the files that fixes change, and the findings whose fixes are in them."""
+def _one_round(
+    result: Result, settings: Settings, frozen: set[str], refused: dict[tuple, Problem]
+) -> tuple[dict[str, bytes], list[Finding]]:
+    """New contents of the files that fixes change, and the findings whose fixes are in them.
+
+    A fix that can't be made even by itself goes into `refused`; the others go on.
+    """
     writable = set(result.files) - frozen - result.skipped
     todo: list[Finding] = []
     seen: set[tuple[Edit, ...]] = set()
@@ -238,7 +246,7 @@ def _one_round(result: Result, settings: Settings, frozen: set[str]) -> tuple[di
 
     if not todo:
         return {}, []
-    from gradfix.rewriting import RewriteError, rewrite
+    from gradfix.rewriting import rewrite
 
     waiting: set[int] = set()  # fixes that can't go in this round
     changes: dict[str, bytes] = {}
@@ -257,14 +265,14 @@ def _one_round(result: Result, settings: Settings, frozen: set[str]) -> tuple[di
             old = data_of(result.project, path)
             try:
                 new, deferred = rewrite(old, [edits for _, edits in mine])
-            except (RewriteError, RecursionError) as error:
+            except Exception:
                 bad = _culprits(old, mine)
-                if not bad:  # each works alone: one now, the others later
-                    bad = set(indexes[1:])
-                if not bad or bad == set(indexes):
-                    names = ", ".join(sorted({todo[i].name for i in indexes}))
-                    raise Broken([path], f"left as it was: {names}: {describe_rewrite(error)}") from error
-                waiting |= bad
+                for index, error in bad.items():
+                    finding = todo[index]
+                    key = (finding.path, finding.code, path, str(error))
+                    why = f"the fix of {finding.name} can't be made: {describe_rewrite(error)}"
+                    refused.setdefault(key, Problem(finding.path, why, finding.span.row, finding.span.col + 1))
+                waiting |= set(bad) or set(indexes[1:])  # each works alone: one now, the others later
                 again = True
                 break
             late = {indexes[d] for d in deferred}
@@ -288,19 +296,23 @@ def _one_round(result: Result, settings: Settings, frozen: set[str]) -> tuple[di
     return changes, landed
 
 
-def _culprits(data: bytes, groups) -> set[int]:
-    from gradfix.rewriting import RewriteError, rewrite
+def _culprits(data: bytes, groups) -> dict[int, Exception]:
+    from gradfix.rewriting import rewrite
 
-    bad = set()
+    bad = {}
     for index, edits in groups:
         try:
             rewrite(data, [edits])
-        except (RewriteError, RecursionError):
-            bad.add(index)
+        except Exception as error:
+            bad[index] = error
     return bad
 
 
 def describe_rewrite(error: BaseException) -> str:
+    from gradfix.rewriting import RewriteError
+
+    if not isinstance(error, RewriteError):
+        return describe(error)
     return " ".join(str(error).split())[:300] or type(error).__name__
 
 
@@ -398,13 +410,13 @@ class FixView:
     def _change(self, path: str, edits: tuple[Edit, ...]):
         key = (path, edits)
         if key not in self._cache:
-            from gradfix.rewriting import RewriteError, rewrite
+            from gradfix.rewriting import rewrite
 
             try:
                 old = data_of(self.project, path)
                 new, deferred = rewrite(old, [edits])
                 self._cache[key] = None if deferred else (decode(path, old).text, decode(path, new).text)
-            except (RewriteError, RecursionError, SourceError, OSError):
+            except Exception:  # `apply` says why
                 self._cache[key] = None
         return self._cache[key]
 

@@ -187,3 +187,11 @@ def test_uncommitted_changes_are_named(shell, tmp_path, monkeypatch):
     calls.clear()
     shell("apply", "--diff")
     assert calls == []
+
+
+def test_a_fix_that_cannot_be_made_is_named_and_the_others_go_in(shell, tmp_path):
+    shell.rules(line_rule("one", "GF101", "aaa", "FAIL"), line_rule("two", "GF102", "bbb", "ccc"))
+    file = write(tmp_path / "a.py", "bbb\nx = aaa\n")
+    found = shell("apply")
+    assert found.code == 2 and file.read_text() == "ccc\nx = aaa\n"
+    assert found.err == "error: a.py:2:5: the fix of one can't be made: can't be done\n"

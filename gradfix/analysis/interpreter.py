@@ -197,6 +197,7 @@ class Interpreter(tm.TorchModel):
         self.derived: dict = {}
         self.trained: set = set()
         self.zeroed: set = set()
+        self.tested: set = set()
         self.modules: set = set()
         self.fed: set = set()
         self.hooks = False
@@ -589,6 +590,7 @@ class Interpreter(tm.TorchModel):
             if grad_of is not None:
                 if any(isinstance(v, Ref) and v.oid in self.derived for v in values_of(grad_of)):
                     return None  # what a wrong rebinding left: look at both sides
+                self.tested.update(v.oid for v in values_of(grad_of) if isinstance(v, Ref))
                 states = {self.grad_state(v) for v in values_of(grad_of)}
                 negative = isinstance(op, (ast.IsNot, ast.NotEq))
                 if states == {"set"}:
@@ -1211,6 +1213,10 @@ def run_roots(project, module, out, explain):
         interpreter.finish()
     except (OutOfBudget, Unreachable):
         pass
+    except RecursionError:
+        raise
+    except Exception as error:
+        out.problems.append(crash(module, error))
     top = interpreter.st.frame if interpreter.st is not None and interpreter.st.frame is not None else frame
     while top.parent is not None:
         top = top.parent
@@ -1234,6 +1240,20 @@ def run_roots(project, module, out, explain):
             interpreter.finish()
         except (OutOfBudget, Unreachable):
             pass
+        except RecursionError:
+            raise
+        except Exception as error:
+            out.problems.append(crash(module, error, fn))
+
+
+def crash(module, error, fn=None):
+    """An error of ours, which must not cost the other functions and files their analysis."""
+    trace = error.__traceback__
+    while trace.tb_next is not None:
+        trace = trace.tb_next
+    where = f"{trace.tb_frame.f_code.co_filename.rsplit('/', 1)[-1]}:{trace.tb_lineno}"
+    what = f"function {fn.name}" if fn is not None else "the top level"
+    return Problem(module.path, f"the analysis of {what} crashed: {type(error).__name__}: {error} ({where})", fn.lineno if fn is not None else None)
 
 
 def functions_of(module):

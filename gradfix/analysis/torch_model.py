@@ -512,8 +512,6 @@ class TorchModel:
             fn = self.class_attribute(obj.cls, "__call__") or None
             if isinstance(fn, Function):
                 return self.call_function(fn, args, kwargs, node, receiver=f, open_args=open_args)
-        for a, n in zip(args, node.args):
-            self.use_grad(a, n)
         if obj is not None and obj.kind == "opaque":
             return self.call_opaque(f, obj, args, kwargs, node)
         if f is UNKNOWN or f == UNKNOWN:
@@ -685,8 +683,9 @@ class TorchModel:
             if not self.operands(inputs) and name.count(".") > 1 and not name.startswith("torch.nn.functional"):
                 return UNKNOWN
             return self.operation(node, inputs, last, linear=last in LINEAR)
-        for a, n in zip(args, node.args):
-            self.use_grad(a, n)
+        if root in ("math", "numpy"):
+            for a, n in zip(args, node.args):
+                self.use_grad(a, n)
         if root in ("math", "cmath") or (root == "numpy" and args):
             return self.escape(args, node, "math" if root != "numpy" else "numpy")
         if name in ("copy.deepcopy", "copy.copy") and args:
@@ -827,7 +826,8 @@ class TorchModel:
             self.store_attribute(first, args[1].value, args[2])
             return Const(None)
         if name == "next" and obj is not None:
-            return self.turns(first)[0]
+            turns = self.turns(first)
+            return turns[0] if turns else UNKNOWN
         if name == "isinstance":
             return UNKNOWN
         if name in ("print", "str", "repr", "format", "type", "id", "hasattr", "vars", "dir"):
@@ -867,7 +867,7 @@ class TorchModel:
         obj = self.obj(receiver)
         if obj is None:
             return UNKNOWN
-        if name not in ("append", "backward"):
+        if obj.kind == "tensor" or name in NEEDS_VALUES or name.endswith("_"):
             for a, n in zip(args, node.args):
                 self.use_grad(a, n)
         if obj.kind == "opaque" and obj.alive is False:
@@ -1151,10 +1151,12 @@ class TorchModel:
                     continue  # a helper's own rebinding, handed back
                 if o.oid in self.derived:  # a further update of what was bound already
                     entry = self.derived[v.oid] = self.derived[o.oid]
-                    entry["new"], entry["last"] = v.oid, stmt
+                    entry["new"] = v.oid
+                    if entry["module"] is self.statements[-1][0] and entry["frame"] == self.st.frame.name:
+                        entry["last"] = stmt
                     entry["family"].add(v.oid)
                     continue
-                if o.oid not in sources:
+                if o.oid not in sources or not (after.statement and after.statement[1] is stmt or after.node is not None and "grad" in ast.unparse(after.node)):
                     continue
                 if before.kind == "tensor" and not (before.leaf and before.rg):
                     continue
@@ -1676,6 +1678,13 @@ class TorchModel:
                 info["edits"] = [InsertInBody(module.path, module.span(loop), f"{holder}.requires_grad_()")]
         return info
 
+    def is_local(self, node):
+        """Does the read stand in the function that runs now?  Else it came from afar, and may have been sorted out there."""
+        if not self.stack:
+            return True
+        fn = self.stack[-1]
+        return fn.lineno <= getattr(node, "lineno", 0) <= fn.end_lineno
+
     def caught(self):
         """Does the code stand in a `try` whose handlers take what a `None` raises?"""
         _, here = self.statements[-1]
@@ -1688,9 +1697,10 @@ class TorchModel:
         return False
 
     def none_use(self, ref, obj, where, holder, state):
-        if self.caught():
-            return
+        certain = state in ("none", "cleared")
         module, stmt = self.statements[-1]
+        if self.caught() or not certain and (ref.oid in self.tested or "set_to_none=False" in module.text or not self.is_local(where)):
+            return
         loop = next((s for _, s in reversed(self.statements) if isinstance(s, (ast.For, ast.While))), None)
         self.fact("none-guarded-grad", where, True, holder=module.source(holder), state=state, certain=state in ("none", "cleared"),
                   param=obj.param, opaque=obj.kind == "opaque", loop=module.span(loop) if loop is not None else None)
@@ -1779,7 +1789,7 @@ class TorchModel:
                     bad = True
             self.fact("parameter-rebinding", r["stmt"], bad, module=r["module"], stmt=r["stmt"], target=r["module"].source(r["target"]),
                       mode=r["mode"], loop_variable=loop_variable, clear=not (r["family"] & self.zeroed),
-                      last=r["module"].span(r["last"].value) if r["last"] is not r["stmt"] and r["module"].path == r.get("last_path", r["module"].path) else None)
+                      last=r["module"].span(r["last"].value) if r["last"] is not r["stmt"] else None)
 
     def run_root(self, fn, owner, top):
         """A function that nothing in sight calls, with unknown arguments; a method on an instance built if it can be."""
@@ -1807,6 +1817,8 @@ class TorchModel:
         return [self.new("opaque", origin="argument", made_after=0) for _ in range(count)], {k.arg: UNKNOWN for k in a.kwonlyargs}
 
 
+# Methods of objects that we can't see which fail on `None`.
+NEEDS_VALUES = {"add_histogram", "histogram", "add_image", "allreduce", "all_reduce"}
 METHODS = {
     "backward", "parameters", "named_parameters", "zero_grad", "step", "to", "cuda", "cpu", "eval", "train", "requires_grad_", "retain_grad",
     "detach", "item", "tolist", "numpy", "modules", "children", "named_modules", "append", "extend", "float", "double", "register_hook",
