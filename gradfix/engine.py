@@ -272,7 +272,7 @@ def _one_round(
                     key = (finding.path, finding.code, path, str(error))
                     why = f"the fix of {finding.name} can't be made: {describe_rewrite(error)}"
                     refused.setdefault(key, Problem(finding.path, why, finding.span.row, finding.span.col + 1))
-                waiting |= set(bad) or set(indexes[1:])  # each works alone: one now, the others later
+                waiting |= set(bad) or set(indexes[1:]) or set(indexes)  # each works alone: one now, the others later
                 again = True
                 break
             late = {indexes[d] for d in deferred}

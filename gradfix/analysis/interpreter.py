@@ -1000,7 +1000,7 @@ class Interpreter(tm.TorchModel):
     def call_function(self, fn, args, kwargs, node, receiver=None, open_args=False):
         """Follow a call into a function of the checked files."""
         if self.depth >= DEPTH or sum(1 for f in self.stack if f is fn.node) > 1:
-            return UNKNOWN
+            return self.unknown_result(node, [*args, *([receiver] if receiver is not None else ())], kwargs)
         frame = Frame(fn.module, self.st.frame, fn.closure, fn.name, fn.owner)
         positional = ([receiver] if receiver is not None else []) + list(args)
         a = fn.node.args

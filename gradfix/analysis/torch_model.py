@@ -520,8 +520,7 @@ class TorchModel:
 
     def unknown_result(self, node, args, kwargs, receiver=None):
         parts = self.operands([*args, *kwargs.values()])
-        if receiver is not None:
-            self.fed.update((receiver.oid, p.oid) for p in parts if isinstance(p, Ref))
+        self.fed.update((receiver.oid if receiver is not None else None, p.oid) for p in parts if isinstance(p, Ref))
         ins = [p.oid for p in parts if isinstance(p, Ref)] + ([receiver.oid] if receiver is not None else [])
         numbers = frozenset(c for p in parts if isinstance(p, Number) for c in p.cuts)
         if numbers and not ins:
@@ -1366,6 +1365,16 @@ class TorchModel:
         event.frame, event.heap = self.st.frame.fork(deep=True), self.st.heap.fork()
         event.in_loop = [l[2] for l in self.loops]
         self.st.backwards += (event,)
+        loss_parts = [p for v in self.flat([loss]) for p in values_of(v)]
+        blind = not all(isinstance(p, (Ref, Number)) for p in loss_parts) or any(self.st.heap[i].kind == "opaque" for i in reached)
+        if blind:  # part of the graph is out of sight: what was handed to unknown code may have got a gradient
+            fed = {a for _, a in self.fed}
+            anything = any(not isinstance(p, (Ref, Number)) or isinstance(p, Ref) and self.obj(p).kind == "opaque" and self.obj(p).origin != "result"
+                           for p in loss_parts)
+            for oid, obj in self.st.heap.objects():
+                if obj.kind == "tensor" and obj.grad == "none" and obj.leaf and obj.rg and oid not in reached and (
+                        anything or oid in fed):
+                    self.update(Ref(oid), grad="unknown")
         if event.inputs is not None:
             for v in self.flat([event.inputs]):
                 if self.obj(v) is not None:

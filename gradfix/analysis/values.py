@@ -164,6 +164,9 @@ class Heap:
     def __contains__(self, oid):
         return oid in self.delta or oid in self.base
 
+    def objects(self):
+        return list({**self.base, **self.delta}.items())
+
     def join(self, other: Heap, join_objects) -> Heap:
         if self.base is other.base:
             out = Heap(self.base, dict(self.delta))
