@@ -429,7 +429,8 @@ class Interpreter(tm.TorchModel):
             if mode != "same":
                 self.st.mode = mode
             if item.optional_vars is not None:
-                self.assign(item.optional_vars, UNKNOWN, item.context_expr, s)
+                known = self.obj(value)
+                self.assign(item.optional_vars, value if known is not None and known.kind == "opaque" else UNKNOWN, item.context_expr, s)
         self.block(s.body)
         if self.st is not None:
             self.st.mode = saved
