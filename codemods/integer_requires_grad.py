@@ -20,7 +20,7 @@ Instead
 ```python
 import torch
 
-x = torch.tensor([1., 2.], requires_grad=True)
+x = torch.tensor([1.0, 2.0], requires_grad=True)
 ```
 
 Fix safety
@@ -95,4 +95,4 @@ def floating_literals(syntax, path, node):
     numbers = [n for n in ast.walk(node) if isinstance(n, ast.Constant) and type(n.value) is int]
     if not all(syntax.source(n).replace("_", "").isdigit() for n in numbers):
         return ()
-    return tuple(ReplaceExpression(path, syntax.span(n), syntax.source(n) + ".") for n in numbers)
+    return tuple(ReplaceExpression(path, syntax.span(n), syntax.source(n) + ".0") for n in numbers)

@@ -167,9 +167,9 @@ class Session:
 
         return Runner(self.jobs, progress=not self.quiet)
 
-    def report(self, result, command: str, stream, **more) -> None:
+    def report(self, result, runner, command: str, stream, **more) -> None:
         """Problems to stderr, findings to `stream` (or the output file) in the chosen format."""
-        from gradfix import engine, reports
+        from gradfix import engine, preview, reports
 
         problems = sorted({*self.problems, *result.problems}, key=lambda p: (p.path, p.row or 0, p.col or 0, p.reason))
         for p in problems:
@@ -177,6 +177,9 @@ class Session:
             say(f"error: {one_line(place)}: {one_line(p.reason)}")
         self.all_problems = problems
         findings = [engine.with_settings(f, self.settings) for f in result.findings]
+        fixes = preview.Fixes(result.project)
+        if self.format != "concise" and not self.statistics:
+            fixes.prepare(findings, runner)
         opened = None
         if self.output_file is not None:
             try:
@@ -188,8 +191,7 @@ class Session:
             report = reports.Report(
                 findings=findings,
                 problems=problems,
-                text=lambda path: engine.decode(path, engine.data_of(result.project, path)).text,
-                fixes=engine.FixView(result.project),
+                fixes=fixes,
                 color=opened is None and wants_color(target),
                 quiet=self.quiet,
                 unsafe_fixes=self.settings.unsafe_fixes,
@@ -254,14 +256,14 @@ def check(
 
     with session.runner() as runner:
         result = engine.check(session.files, session.settings, runner, session.overlay)
-    session.report(result, "check", sys.stdout)
+        session.report(result, runner, "check", sys.stdout)
     if session.all_problems:
         finish(2)
     finish(1 if fails(result.findings) and not exit_zero else 0)
 
 
 def _explain(session: Session, place: str, paths_given: bool) -> int:
-    from gradfix import discovery, engine
+    from gradfix import discovery, engine, source
     from gradfix.analysis import explain
 
     name, _, line = place.rpartition(":")
@@ -275,9 +277,11 @@ def _explain(session: Session, place: str, paths_given: bool) -> int:
         if name not in files:
             files = sorted({*(files if paths_given else ()), name})
     project = engine.make_project(files, session.overlay, session.settings)
-    text = engine.decode(name, engine.data_of(project, name)).text
-    if int(line) > len(engine.lines_of(text)):
+    text = source.decode(name, source.data_of(project, name)).text
+    if int(line) > len(source.lines_of(text)):
         raise UsageError(f"{name} has no line {line}")
+    if wrong := source.syntax_problem(text):
+        raise UsageError(f"{name}:{wrong.row or 1}:{wrong.col or 1}: {wrong.reason}")
     print(printable(explain(project, name, int(line)), sys.stdout))
     return 0
 
@@ -310,10 +314,13 @@ def apply(
     session = Session(paths, locals())
     from gradfix import engine
     from gradfix.findings import Problem
-    from gradfix.source import atomic_write, os_reason
+    from gradfix.source import SourceError, atomic_write, read_bytes
 
-    with session.runner() as runner:
+    runner = session.runner()
+    try:
         done = engine.apply(session.files, session.settings, runner, session.overlay)
+    finally:
+        runner.close()
     if dry_run:
         finish(_dry_run(session, done, exit_zero))
     if session.stdin:
@@ -325,20 +332,21 @@ def apply(
             say(f"warning: {path} has uncommitted changes; gradfix changes it too")
         for path, data in done.after.items():
             try:
-                if os.path.exists(path) and engine.read_bytes(path) != done.before[path]:
+                if os.path.exists(path) and read_bytes(path) != done.before[path]:
                     done.result.problems.append(Problem(path, "left as it was: it changed on disk in the meantime"))
                     continue
                 atomic_write(path, data)
-            except (OSError, engine.SourceError) as error:
-                reason = error.reason if isinstance(error, engine.SourceError) else write_reason(error)
+            except (OSError, SourceError) as error:
+                reason = error.reason if isinstance(error, SourceError) else write_reason(error)
                 done.result.problems.append(Problem(path, f"can't be written: {reason}"))
     failed = {p.path for p in done.result.problems}
     fixed = [f for f in done.fixed if not any(e.path in failed for e in f.fix.edits)]
     if session.stdin and session.output_file is None:
         session.format = "concise"
-        session.report(done.result, "apply", sys.stderr, fixed=len(fixed))
+        session.report(done.result, runner, "apply", sys.stderr, fixed=len(fixed))
     else:
-        session.report(done.result, "apply", sys.stdout, fixed=len(fixed))
+        with runner:
+            session.report(done.result, runner, "apply", sys.stdout, fixed=len(fixed))
     if session.all_problems:
         finish(2)
     finish(1 if fails(done.result.findings) and not exit_zero else 0)
@@ -359,8 +367,11 @@ def _dry_run(session: Session, done, exit_zero: bool) -> int:
         say(f"error: {one_line(place)}: {one_line(p.reason)}")
     diff = "".join(engine.unified_diff(p, done.before[p], done.after[p]) for p in sorted(done.after))
     if session.output_file is not None:
-        with open(session.output_file, "wb") as out:
-            out.write(diff.encode("utf-8", "surrogateescape"))
+        try:
+            with open(session.output_file, "wb") as out:
+                out.write(diff.encode("utf-8", "surrogateescape"))
+        except OSError as error:
+            raise UsageError(f"{session.output_file}: {write_reason(error)}") from None
     else:
         if diff and wants_color(sys.stdout):
             style, lines = styler(True), []

@@ -13,9 +13,10 @@ from dataclasses import dataclass, field
 
 from gradfix import suppressions
 from gradfix.codemod import UNUSED_SUPPRESSION, Codemod
-from gradfix.findings import Applicability, Edit, Finding, Fix, Problem
+from gradfix.findings import Applicability, Edit, Finding, Problem
+from gradfix.preview import by_path
 from gradfix.runner import Runner, describe
-from gradfix.source import SourceError, decode, read_bytes
+from gradfix.source import SourceError, data_of, decode
 
 MAX_ROUNDS = 10
 
@@ -105,11 +106,6 @@ def _order(finding: Finding):
     return (*finding.sort_key, finding.message)
 
 
-def data_of(project, path: str) -> bytes:
-    overlay = project.overlay
-    return overlay[path] if path in overlay else read_bytes(path)
-
-
 # ---------------------------------------------------------------------------- fixes
 
 
@@ -134,13 +130,6 @@ def with_settings(finding: Finding, settings: Settings) -> Finding:
     if finding.code in settings.safe_anyway and finding.fix.applicability is not Applicability.SAFE:
         return dataclasses.replace(finding, fix=dataclasses.replace(finding.fix, applicability=Applicability.SAFE))
     return finding
-
-
-def by_path(edits: Iterable[Edit]) -> dict[str, tuple[Edit, ...]]:
-    out: dict[str, list[Edit]] = {}
-    for edit in edits:
-        out.setdefault(edit.path, []).append(edit)
-    return {path: tuple(group) for path, group in out.items()}
 
 
 class Broken(Exception):
@@ -347,11 +336,6 @@ def _comments(data: bytes) -> Counter:
 # ---------------------------------------------------------------------------- diffs
 
 
-def lines_of(text: str) -> list[str]:
-    """Lines with their ends, as Python counts them (not at form feeds and the like)."""
-    return io.StringIO(text, newline="").readlines()
-
-
 def unified_diff(path: str, old: bytes, new: bytes, context: int = 3) -> str:
     """A unified diff that `patch` and `git apply` take; newlines inside are those of the file."""
     before = _text(path, old)
@@ -377,69 +361,3 @@ def _text(path: str, data: bytes) -> str:
         return ("\ufeff" if source.encoding == "utf-8-sig" else "") + source.text
     except SourceError:
         return data.decode("utf-8", "surrogateescape")
-
-
-@dataclass(frozen=True)
-class Replacement:
-    """Rows and columns from 1."""
-
-    content: str
-    row: int
-    column: int
-    end_row: int
-    end_column: int
-
-
-class FixView:
-    """What one fix does to the files, for reports.  Everything is computed when asked for, once."""
-
-    def __init__(self, project):
-        self.project = project
-        self._cache: dict[tuple[str, tuple[Edit, ...]], tuple[str, str] | None] = {}
-
-    def changed(self, fix: Fix) -> dict[str, tuple[str, str]]:
-        """path -> (text before, text after); empty when the fix can't be applied."""
-        out = {}
-        for path, edits in by_path(fix.edits).items():
-            pair = self._change(path, edits)
-            if pair is None:
-                return {}
-            out[path] = pair
-        return out
-
-    def _change(self, path: str, edits: tuple[Edit, ...]):
-        key = (path, edits)
-        if key not in self._cache:
-            from gradfix.rewriting import rewrite
-
-            try:
-                old = data_of(self.project, path)
-                new, deferred = rewrite(old, [edits])
-                self._cache[key] = None if deferred else (decode(path, old).text, decode(path, new).text)
-            except Exception:  # `apply` says why
-                self._cache[key] = None
-        return self._cache[key]
-
-    def replacements(self, path: str, fix: Fix) -> list[Replacement]:
-        """The fix as replacements in `path`.  None of them when it touches other files too: half a fix is none."""
-        changed = self.changed(fix)
-        if set(changed) != {path}:
-            return []
-        return replacements(*changed[path])
-
-
-def replacements(before: str, after: str) -> list[Replacement]:
-    old, new = lines_of(before), lines_of(after)
-    out = []
-    for tag, i1, i2, j1, j2 in difflib.SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
-        if tag == "equal":
-            continue
-        out.append(Replacement("".join(new[j1:j2]), *_start(old, i1), *_start(old, i2)))
-    return out
-
-
-def _start(lines: list[str], index: int) -> tuple[int, int]:
-    """Where line `index` starts; behind the last line, the end of the text."""
-    if index < len(lines) or not lines or lines[-1].endswith(("\n", "\r")):
-        return index + 1, 1
-    return len(lines), len(lines[-1]) + 1

@@ -200,6 +200,18 @@ class Runner:
                     done[len(done) + len(parts_of)] = part
         return [done[i] for i in sorted(done)]
 
+    def map(self, function, jobs: Sequence) -> list:
+        """`function` of each job, in the pool where there is one to gain; None where a process died."""
+        if self.jobs == 1 or len(jobs) < 2:
+            return [function(job) for job in jobs]
+        if self._pool is None:
+            self._pool = ProcessPoolExecutor(min(self.jobs, len(jobs)), initializer=_worker_start)
+        try:
+            return list(self._pool.map(function, jobs))
+        except BrokenProcessPool:
+            self.close(cancel=True)
+            return [None] * len(jobs)
+
     def _alone(self, project, chunk: list[str], syntax: bool) -> list[Part]:
         """A chunk whose worker died (of this chunk or of another one): once more, cut down to the file that kills."""
         try:

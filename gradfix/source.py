@@ -108,6 +108,17 @@ def syntax_problem(text: str) -> SourceError | None:
     return None
 
 
+def data_of(project, path: str) -> bytes:
+    """The bytes of `path` as the run sees them."""
+    overlay = project.overlay
+    return overlay[path] if path in overlay else read_bytes(path)
+
+
+def lines_of(text: str) -> list[str]:
+    """Lines with their ends, as Python counts them (not at form feeds and the like)."""
+    return io.StringIO(text, newline="").readlines()
+
+
 def read_source(path: str) -> Source:
     return decode(path, read_bytes(path))
 

@@ -10,8 +10,9 @@ from shell_support import shell, write  # noqa: F401
 from gradfix import codemod, suppressions
 from gradfix.codemod import Codemod, RegistryError
 from gradfix.discovery import Patterns, discover
-from gradfix.engine import Replacement, replacements
-from gradfix.source import SourceError, atomic_write, decode, read_source
+from gradfix import preview
+from gradfix.preview import Replacement
+from gradfix.source import SourceError, atomic_write, decode, lines_of, read_source
 
 
 @pytest.mark.parametrize(
@@ -165,6 +166,11 @@ def test_bad_files_one_line_each(shell, tmp_path):
     assert found.code == 2 and "good.py:1:1" in found.out
     lines = found.err.splitlines()
     assert sorted(line.split(":")[1].strip() for line in lines) == sorted([*bad, "link.py", "gone.py"])
+
+
+def replacements(before, after):
+    old = lines_of(before)
+    return preview.replacements(old, preview.changes(old, lines_of(after)))
 
 
 def test_replacements():

@@ -2,36 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from gradfix.findings import Applicability, Finding, Problem, Severity
+from gradfix.preview import Fixes
 
 
 @dataclass
 class Report:
     findings: list[Finding]
     problems: list[Problem]
-    text: Callable[[str], str]  # path -> text of the file as it was analysed
-    fixes: object  # gradfix.engine.FixView
+    fixes: Fixes
     color: bool = False
     quiet: bool = False
     fixed: int = 0
     unsafe_fixes: bool = False
     command: str = "check"
     files: int = 0
-    _lines: dict = field(default_factory=dict)
-
-    def lines(self, path: str) -> list[str]:
-        if path not in self._lines:
-            import io
-
-            try:
-                text = self.text(path)
-            except Exception:
-                text = ""
-            self._lines[path] = [line.rstrip("\r\n") for line in io.StringIO(text, newline="").readlines()]
-        return self._lines[path]
 
 
 def count(number: int, word: str) -> str:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
-import io
 import unicodedata
 
 from gradfix.findings import Finding, Span
@@ -12,6 +10,7 @@ from gradfix.reports.style import SEVERITY, styler
 
 TAB = "    "
 WIDEST = 160
+NEWLINE = "\r\n"
 
 
 def write(report: Report, out) -> None:
@@ -59,10 +58,10 @@ def block(report: Report, finding: Finding, style) -> list[str]:
         kind = finding.fix.applicability.value
         note = f"{margin} {style('=', 'blue')} {style(kind + ' fix', 'green' if kind == 'safe' else 'yellow', 'bold')}"
         out.append(f"{note}: {finding.fix.message}")
-        for path, (before, after) in sorted(report.fixes.changed(finding.fix).items()):
+        for path, changed in sorted(report.fixes.changed(finding.fix).items()):
             if path != finding.path:
                 out.append(f"{margin} {style(':::', 'blue')} {path}")
-            out += small_diff(before, after, width, style)
+            out += small_diff(report.fixes.lines(path), changed, width, style)
     return out
 
 
@@ -82,10 +81,10 @@ def columns(text: str) -> int:
 
 
 def excerpt(report, path, span: Span, message, sign, tint, width, style, show=True) -> list[str]:
-    lines = report.lines(path)
+    lines = report.fixes.lines(path)
     if not 1 <= span.row <= len(lines):
         return [f"{' ' * width} {style('|', 'blue')} {message}"] if message else []
-    raw = lines[span.row - 1]
+    raw = lines[span.row - 1].rstrip("\r\n")
     end = span.end_col if span.end_row == span.row else len(raw.rstrip())
     start = min(span.col, len(raw))
     indent = len(raw) - len(raw.lstrip())
@@ -107,26 +106,32 @@ def excerpt(report, path, span: Span, message, sign, tint, width, style, show=Tr
     return out
 
 
-def small_diff(before: str, after: str, width: int, style, context: int = 1) -> list[str]:
-    old = [line.rstrip("\r\n") for line in io.StringIO(before, newline="").readlines()]
-    new = [line.rstrip("\r\n") for line in io.StringIO(after, newline="").readlines()]
+def small_diff(old: list[str], changed, width: int, style, context: int = 1) -> list[str]:
     out = []
-    groups = difflib.SequenceMatcher(None, old, new, autojunk=False).get_grouped_opcodes(context)
-    for index, group in enumerate(groups):
-        if index:
-            out.append(style("...", "blue"))
-        for tag, i1, i2, j1, j2 in group:
-            if tag == "equal":
-                for row, line in enumerate(old[i1:i2], j1 + 1):
-                    out.append(_diff_line(row, " ", line, width, style))
-                continue
-            for row, line in enumerate(old[i1:i2], i1 + 1):
-                out.append(_diff_line(row, "-", line, width, style))
-            for row, line in enumerate(new[j1:j2], j1 + 1):
-                out.append(_diff_line(row, "+", line, width, style))
+    shown = None  # the first old line that is not shown yet
+    for position, change in enumerate(changed):
+        shift = change.new_start - change.start
+        start = max(0, change.start - context)
+        if shown is not None:
+            if start > shown:
+                out.append(style("...", "blue"))
+            start = max(start, shown)
+        for index in range(start, change.start):
+            out.append(_diff_line(index + 1 + shift, " ", old[index], width, style))
+        for index in range(change.start, change.end):
+            out.append(_diff_line(index + 1, "-", old[index], width, style))
+        for row, line in enumerate(change.new, change.new_start + 1):
+            out.append(_diff_line(row, "+", line, width, style))
+        stop = change.end + context
+        if position + 1 < len(changed):
+            stop = min(stop, changed[position + 1].start)
+        after = change.new_start + len(change.new) - change.end
+        for index in range(change.end, min(stop, len(old))):
+            out.append(_diff_line(index + 1 + after, " ", old[index], width, style))
+        shown = stop
     return out
 
 
 def _diff_line(row, sign, line, width, style) -> str:
     tint = {"-": ("red",), "+": ("green",), " ": ()}[sign]
-    return f"{style(str(row).rjust(width), 'blue')} {style(f'{sign} {expand(line)}'.rstrip(), *tint)}".rstrip()
+    return f"{style(str(row).rjust(width), 'blue')} {style(f'{sign} {expand(line.rstrip(NEWLINE))}'.rstrip(), *tint)}".rstrip()
