@@ -19,6 +19,12 @@ import yaml
 
 SIGNATURE = re.compile(r"^(?P<name>\w+)(?:\.(?P<overload>\w+))?\((?P<args>.*)\)\s*->\s*(?P<returns>.*)$")
 NUMBERS = {"Scalar", "bool", "int", "float", "SymInt", "SymBool", "ScalarType", "Layout", "int[]"}
+# The tables don't give the dtype of a result: these return integers or booleans, so that nothing is recorded.
+# tests/test_operations.py executes them.
+INTEGER_RESULTS = {
+    "argmax", "argmin", "argsort", "argwhere", "bincount", "bucketize", "count_nonzero", "isclose", "isfinite", "isin", "isinf", "isnan",
+    "isneginf", "isposinf", "isreal", "logical_and", "logical_not", "logical_or", "logical_xor", "one_hot", "searchsorted", "signbit",
+}
 
 
 def packaged() -> Path:
@@ -66,8 +72,12 @@ def describe(entry, table) -> dict | None:
         cut = None
     elif outputs is not None and not any(outputs):
         cut = "integer"
-    elif formulas is None and not is_composite(entry):
-        cut = "none"
+    elif name.rstrip("_") in INTEGER_RESULTS:
+        cut = "integer"
+    elif name in ("detach", "detach_", "detach_copy"):
+        cut = "detach"
+    elif formulas is None and not is_composite(entry) and not name.endswith("_copy"):
+        cut = "raises"  # recorded, and backward says that there is no derivative
     return {
         "differentiable": not number and not factory and cut is None,
         "zero": bool(real) and all(re.fullmatch(r"zeros_like\(grad\)|grad\.new_zeros_symint\(.*\)|at::zeros.*|zeros.*", v) for v in real),

@@ -12,8 +12,8 @@ from pathlib import Path
 class Operation:
     """What an operation does to the recorded path.
 
-    `cut`: `number` (returns a Python number), `integer` (its outputs are never differentiable), `none` (it has no
-    derivative), or None.  `zero_gradient`: it is recorded, and its derivative is zero everywhere.
+    `cut`: `number` (returns a Python number), `integer` (its outputs are never differentiable), `detach`, `raises`
+    (recorded, but it has no derivative: backward raises), or None.  `zero_gradient`: it is recorded, and its derivative is zero everywhere.
     """
 
     name: str

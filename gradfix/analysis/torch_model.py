@@ -4,27 +4,21 @@ from __future__ import annotations
 
 import ast
 
+from gradfix.analysis import operations
 from gradfix.analysis.values import (
     UNKNOWN, Bound, Class, Const, Cut, External, Function, ModuleValue, Multi, Number, Obj, Ref, join_values, values_of,
 )
 
-FACTORIES = {
-    "tensor", "randn", "rand", "zeros", "ones", "empty", "full", "arange", "linspace", "logspace", "eye", "randint", "normal",
-    "randn_like", "rand_like", "zeros_like", "ones_like", "empty_like", "full_like", "Tensor", "FloatTensor", "DoubleTensor",
-    "randperm", "LongTensor", "IntTensor", "as_tensor", "from_numpy", "scalar_tensor", "empty_strided", "multinomial", "bernoulli",
-}
+# Factories that are Python functions or classes, and so not in the table of operations.
+FACTORIES = {"tensor", "Tensor", "FloatTensor", "DoubleTensor", "LongTensor", "IntTensor", "as_tensor", "asarray", "from_numpy", "normal",
+             "multinomial", "bernoulli"}
 INTEGER_FACTORIES = {"randint", "randperm", "LongTensor", "IntTensor", "multinomial"}
 CONVERSIONS = {"to", "cuda", "cpu", "float", "double", "half", "bfloat16", "type", "type_as", "clone", "contiguous"}
 DEVICE_MOVES = {"cuda", "to", "cpu", "double", "half", "float", "bfloat16", "type"}
 CUTS = {"detach", "data", "numpy", "item", "tolist"}
-INTEGER_RESULTS = {
-    "argmax", "argmin", "long", "int", "bool", "eq", "ne", "lt", "gt", "le", "ge", "isnan", "isinf", "nonzero", "argsort",
-    "bincount", "all", "any", "equal", "allclose", "short", "char", "byte", "logical_and", "logical_or", "logical_not",
-}
+INTEGER_CASTS = {"long", "int", "bool", "short", "char", "byte"}
 NUMBERS = {"size", "dim", "numel", "ndim", "shape", "dtype", "device", "is_leaf", "requires_grad", "nelement", "stride", "is_cuda",
            "element_size", "data_ptr", "get_device", "is_contiguous", "names", "layout", "grad_fn", "retains_grad", "__len__"}
-VIEWS = {"view", "reshape", "squeeze", "unsqueeze", "t", "transpose", "permute", "flatten", "expand", "T", "mT", "narrow", "select",
-         "chunk", "split", "unbind", "diagonal", "view_as", "expand_as"}
 LINEAR = {"mean", "sum", "neg", "view", "reshape", "squeeze", "unsqueeze", "clone", "to", "float", "double", "add", "sub"}
 NO_PARAMETERS = {
     "ReLU", "Tanh", "Sigmoid", "GELU", "SiLU", "Softmax", "LogSoftmax", "Dropout", "Flatten", "Identity", "MSELoss", "L1Loss",
@@ -40,6 +34,11 @@ TYPO = ("require_grad", "requires_grads", "requres_grad", "require_grads", "requ
         "requires_gradient", "reqires_grad", "requries_grad", "requiers_grad", "requieres_grad", "requirs_grad", "need_grad_",
         "requires_gradients", "requiregrad", "requiresgrad", "requires_grd", "requires_garad", "requiresGrad", "required_grads",
         "requires_grad_fn", "requiers_grads", "reuires_grad", "require_gard", "requred_grad", "requires_gradd", "request_grad")
+
+
+def is_view(name):
+    table = operations.lookup(name)
+    return table is not None and table.view
 
 
 def is_typo(name):
@@ -94,7 +93,8 @@ class TorchModel:
                 rgs.append(obj.rg if obj.kind in ("tensor", "opaque") else None)
                 ins.append(part.oid)
                 dead |= obj.dead
-        if name in INTEGER_RESULTS:
+        table = operations.lookup(name) if name else None
+        if name in INTEGER_CASTS or table is not None and table.cut == "integer":
             return self.tensor(node, ins, rg=False, leaf=True, dtype="int", dead=frozenset(), computed=True)
         if self.st.mode is False:
             rg = False
@@ -664,7 +664,8 @@ class TorchModel:
                 return self.build_module(last, args, kwargs, node)
             if name.startswith("torch.nn.init") or name.startswith("torch.nn.utils"):
                 return args[0] if args and name.startswith("torch.nn.init") else UNKNOWN
-            if last in FACTORIES and name.count(".") == 1:
+            table = operations.lookup(last)
+            if name.count(".") == 1 and (last in FACTORIES or table is not None and table.factory):
                 return self.factory(node, last, args, kwargs)
             if name.startswith(("torch.distributions", "torch.utils.data")):
                 return self.unknown_result(node, args, kwargs)
@@ -951,7 +952,7 @@ class TorchModel:
             new = self.operation(node, [ref], name, linear=True)
             self.st.heap[new.oid].dtype = "float" if name in ("float", "double", "half") else obj.dtype
             return new
-        result = self.operation(node, [ref, *args, *kwargs.values()], name, linear=name in LINEAR, view=ref.oid if name in VIEWS else None)
+        result = self.operation(node, [ref, *args, *kwargs.values()], name, linear=name in LINEAR, view=ref.oid if is_view(name) else None)
         out = self.st.heap[result.oid]
         if name == "float" or name == "double":
             out.dtype = "float"
