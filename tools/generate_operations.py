@@ -107,7 +107,7 @@ def generate() -> dict:
         known["differentiable"] |= facts["differentiable"]
         known["zero"] &= facts["zero"]
         known["view"] |= facts["view"]
-        known["factory"] &= facts["factory"]
+        known["factory"] |= facts["factory"]
         if known["cut"] != facts["cut"]:
             known["cut"] = None  # some overload keeps the history: never call it a cut
     operations = {}
