@@ -104,89 +104,122 @@ class ModuleValue:
 
 
 class Obj:
-    """A heap object.  `kind`: tensor, opaque (can't be read), instance, module, list, tuple, dict, optimizer."""
+    """A heap object.  `kind`: tensor, opaque (can't be read), instance, module, list, tuple, dict, iter, range, optimizer.
 
-    __slots__ = (
-        "kind", "leaf", "rg", "retained", "ins", "grad", "dead", "dtype", "param", "module", "node", "statement",
-        "cls", "attrs", "items", "open", "origin", "lost", "view", "mode", "reached", "cleared", "made_after",
-        "hooked", "numeric", "conversion", "grads", "alive", "frozen", "computed", "misspelt", "emptied",
-    )
+    Of a tensor: `leaf`, `rg` (requires grad), `retained` are three-valued; `grad` is `none`, `set`, `cleared`, `maybe` or
+    `unknown`; `ins` are the objects it was computed from; `dead` are the cuts through which alone some additive term of it
+    depends on tensors; `numeric` the cuts whose numbers went into it otherwise; `grads` the objects whose `.grad` did;
+    `lost` is the leaf it was made from in one step; `view` the tensor it is a view of.
+    """
+
+    DEFAULTS = {
+        **dict.fromkeys(
+            ("leaf", "rg", "dtype", "module", "node", "statement", "cls", "origin", "lost", "view", "mode", "cleared", "made_after",
+             "emptied", "numeric", "conversion", "grads")
+        ),
+        **dict.fromkeys(("retained", "param", "open", "reached", "hooked", "computed", "misspelt"), False),
+        "ins": (), "items": (), "grad": "unknown", "dead": frozenset(), "alive": True,
+    }
 
     def __init__(self, kind, **kw):
-        self.kind = kind
-        self.leaf = self.rg = self.dtype = self.module = self.node = self.statement = self.cls = None
-        self.retained = self.param = self.open = self.reached = self.hooked = self.frozen = self.computed = self.misspelt = False
-        self.ins = self.items = ()
-        self.grad = "unknown"
-        self.dead = frozenset()
-        self.attrs = {}
-        self.origin = self.lost = self.view = self.mode = self.cleared = self.made_after = self.emptied = None
-        self.numeric = self.conversion = self.grads = None
-        self.alive = True
-        for name, value in kw.items():
-            setattr(self, name, value)
+        fields = self.__dict__
+        fields.update(self.DEFAULTS)
+        fields["kind"], fields["attrs"] = kind, {}
+        fields.update(kw)
 
     def copy(self) -> Obj:
         new = object.__new__(Obj)
-        for name in Obj.__slots__:
-            setattr(new, name, getattr(self, name))
+        new.__dict__.update(self.__dict__)
         new.attrs = dict(self.attrs)
         return new
 
 
 class Heap:
-    """oid -> Obj, in two layers: what all branches share, and what this one changed since.
+    """oid -> Obj, in layers: a branch starts an empty layer, and a join looks only at what the branches changed.
 
-    A branch copies only the upper layer, and two branches are joined by looking at their upper layers alone.
+    A layer is frozen once something was forked from it, and `pins` counts the joins that still need it as the
+    common ancestor; a layer that nobody needs is folded into the next, so that look-ups stay short.
     """
 
-    __slots__ = ("base", "delta")
+    __slots__ = ("parent", "delta", "pins")
 
-    def __init__(self, base=None, delta=None):
-        self.base, self.delta = {} if base is None else base, {} if delta is None else delta
+    def __init__(self, parent=None, delta=None):
+        self.parent, self.delta, self.pins = parent, {} if delta is None else delta, 0
 
     def fork(self) -> Heap:
-        if len(self.delta) > 64:
-            self.base, self.delta = {**self.base, **self.delta}, {}
-        return Heap(self.base, dict(self.delta))
+        node = Heap(self.parent, self.delta)
+        while node.parent is not None and not node.parent.pins and len(node.parent.delta) <= 4 * len(node.delta) + 64:
+            node = Heap(node.parent.parent, {**node.parent.delta, **node.delta})
+        node.pins = 1
+        self.parent, self.delta = node, {}
+        return Heap(node)
 
     def get(self, oid, default=None):
-        found = self.delta.get(oid)
-        return found if found is not None else self.base.get(oid, default)
+        layer = self
+        while layer is not None:
+            found = layer.delta.get(oid)
+            if found is not None:
+                return found
+            layer = layer.parent
+        return default
 
     def __getitem__(self, oid):
-        found = self.delta.get(oid)
-        return found if found is not None else self.base[oid]
+        layer = self
+        while layer is not None:
+            found = layer.delta.get(oid)
+            if found is not None:
+                return found
+            layer = layer.parent
+        raise KeyError(oid)
 
     def __setitem__(self, oid, obj):
         self.delta[oid] = obj
 
     def __contains__(self, oid):
-        return oid in self.delta or oid in self.base
+        return self.get(oid) is not None
 
     def objects(self):
-        return list({**self.base, **self.delta}.items())
+        layers, layer = [], self
+        while layer is not None:
+            layers.append(layer.delta)
+            layer = layer.parent
+        out: dict = {}
+        for delta in reversed(layers):
+            out.update(delta)
+        return list(out.items())
+
+    def _changes(self, ancestor):
+        layers, layer = [], self
+        while layer is not ancestor:
+            layers.append(layer.delta)
+            layer = layer.parent
+        if len(layers) == 1:
+            return layers[0]
+        out: dict = {}
+        for delta in reversed(layers):
+            out.update(delta)
+        return out
 
     def join(self, other: Heap, join_objects) -> Heap:
-        if self.base is other.base:
-            out = Heap(self.base, dict(self.delta))
-            for oid, obj in other.delta.items():
-                mine = self.get(oid)
-                out.delta[oid] = obj if mine is None or mine is obj else join_objects(mine, obj)
-            for oid, obj in self.delta.items():
-                if oid not in other.delta and (theirs := self.base.get(oid)) is not None and theirs is not obj:
-                    out.delta[oid] = join_objects(obj, theirs)
-            return out
-        merged = {**self.base, **self.delta}
-        for layer in (other.base, other.delta):
-            for oid in layer:
-                obj = other[oid]
-                mine = merged.get(oid)
-                if mine is None:
-                    merged[oid] = obj
-                elif mine is not obj and self.get(oid) is not None and self.get(oid) is not obj:
-                    merged[oid] = join_objects(self.get(oid), obj)
-        return Heap(merged)
+        chain, layer = set(), self
+        while layer is not None:
+            chain.add(id(layer))
+            layer = layer.parent
+        ancestor = other
+        while ancestor is not None and id(ancestor) not in chain:
+            ancestor = ancestor.parent
+        mine, theirs = self._changes(ancestor), other._changes(ancestor)
+        merged = {}
+        for oid, obj in mine.items():
+            against = theirs.get(oid) or (ancestor.get(oid) if ancestor is not None else None)
+            merged[oid] = obj if against is None or against is obj else join_objects(obj, against)
+        for oid, obj in theirs.items():
+            if oid not in mine:
+                before = ancestor.get(oid) if ancestor is not None else None
+                merged[oid] = obj if before is None or before is obj else join_objects(before, obj)
+        if ancestor is not None and ancestor.pins:
+            ancestor.pins -= 1
+        return Heap(ancestor, merged)
 
 
 def values_of(value) -> tuple:
