@@ -29,10 +29,25 @@ class Part:
     marked: list[str] = field(default_factory=list)  # files that hold suppression comments of ours
 
 
+# In a worker: the project of the chunks so far, with what it has parsed, and the bytes since garbage was collected.
+_worker = {"project": None, "bytes": 0}
+COLLECT_BYTES = 6 * 1024 * 1024
+
+
+def _known(project):
+    token = getattr(project, "token", None)
+    if token is None:
+        return project
+    if _worker["project"] is None or _worker["project"].token != token:
+        _worker["project"] = project
+    return _worker["project"]
+
+
 def work(project, paths: Sequence[str], syntax: bool = True) -> Part:
     """In a worker: observe a chunk; when that crashes, each file by itself, so that only one is lost."""
     from gradfix.analysis import observe
 
+    project = _known(project)
     collected = gc.isenabled()
     gc.disable()  # trees are all live while they are walked: collecting would only cost; see the end of this function
     part = Part()
@@ -63,9 +78,10 @@ def work(project, paths: Sequence[str], syntax: bool = True) -> Part:
                     part.problems.append(Problem(path, f"the analysis crashed: {describe(error)}"))
         _check_syntax(project, unread, part)
     finally:
-        if len(paths) > 1:
-            project = None
-            gc.collect()  # what the analysis left in cycles
+        _worker["bytes"] += sum(_size(project, p) for p in paths)
+        if _worker["bytes"] > COLLECT_BYTES:  # what the analysis left in cycles
+            _worker["bytes"] = 0
+            gc.collect()
         if collected:
             gc.enable()
     return part

@@ -10,6 +10,9 @@ from functools import lru_cache
 
 from gradfix.findings import Span
 
+# Trees are dropped when they stand for more source than this (a tree is about twenty times its source).
+TREES_CHARACTERS = 8_000_000
+
 # What a function must hold to be a root of the analysis: a gradient, a backward, a flag that is set or misspelt.
 # Each pattern starts with a literal and stands behind a plain search for it, which is what makes this cheap.
 _ROOTS = tuple(
@@ -50,16 +53,20 @@ class Project:
     def __post_init__(self):
         self.files = tuple(self.files)
         self._known = {os.path.normpath(p): p for p in self.files}
+        self.token = os.urandom(8)  # what workers know it by: its caches are worth keeping between chunks
         self._modules: dict[str, Module | None] = {}
+        self._parsed = 0
         self._roots: dict[str, bool] = {}
         self._imports: dict[str, tuple] = {}
 
     def __getstate__(self):
-        return {"files": self.files, "overlay": self.overlay, "target_torch": self.target_torch}
+        return {"files": self.files, "overlay": self.overlay, "target_torch": self.target_torch, "token": self.token}
 
     def __setstate__(self, state):
+        token = state.pop("token")
         self.__dict__.update(state)
         self.__post_init__()
+        self.token = token
 
     def data(self, path: str) -> bytes:
         if path in self.overlay:
@@ -106,10 +113,12 @@ class Project:
     def module(self, path: str) -> Module | None:
         """The parsed module, or None when it can't be read or parsed (said elsewhere, once)."""
         if path not in self._modules:
-            if len(self._modules) > 300:
-                self._modules.clear()
             try:
                 text = self.text(path)
+                self._parsed += len(text)
+                if self._parsed > TREES_CHARACTERS:
+                    self._modules.clear()
+                    self._parsed = len(text)
                 self._modules[path] = Module(path, text, ast.parse(text))
             except Exception:
                 self._modules[path] = None
