@@ -204,6 +204,8 @@ class Interpreter(tm.TorchModel):
         self.hooks = False
         self.workarounds: list = []
         self.calls: list = []
+        self.nested: list = []  # functions defined in functions: run at the end where nothing was seen to call them
+        self.callees: set = set()
 
     def new(self, kind, **kw):
         oid = self.next_oid
@@ -287,8 +289,13 @@ class Interpreter(tm.TorchModel):
     def statement(self, s):
         self.tick()
         method = getattr(self, "do_" + type(s).__name__, None)
+        loops = len(self.loops)
         if method:
-            method(s)
+            try:
+                method(s)
+            except Unreachable:  # this path ends here; others go on
+                self.st = None
+                del self.loops[loops:]
 
     def do_Expr(self, s):
         self.eval(s.value)
@@ -386,6 +393,8 @@ class Interpreter(tm.TorchModel):
             text = ast.unparse(decorator)
             if not re.search(r"(no_grad|enable_grad|inference_mode|wraps|compile|jit|cache|torch\.)", text):
                 value = value  # an unknown decorator mostly wraps: the body is still what runs
+        if self.stack:
+            self.nested.append(value)
         self.st.frame.vars[s.name] = value
 
     do_AsyncFunctionDef = do_FunctionDef
@@ -1210,8 +1219,10 @@ def run_roots(project, module, out, explain):
     frame = Frame(module, name="<module>")
     interpreter.globals[module.path] = frame
     interpreter.st.frame = frame
+    rows = root_rows(module.text)
     try:
         interpreter.block(module.tree.body)
+        interpreter.run_nested(rows)
         interpreter.finish()
     except (OutOfBudget, Unreachable):
         pass
@@ -1222,7 +1233,6 @@ def run_roots(project, module, out, explain):
     top = interpreter.st.frame if interpreter.st is not None and interpreter.st.frame is not None else frame
     while top.parent is not None:
         top = top.parent
-    rows = root_rows(module.text)
     heap = interpreter.st.heap if interpreter.st is not None else Heap()
     for fn, owner in functions_of(module):
         out.functions += 1
@@ -1239,6 +1249,7 @@ def run_roots(project, module, out, explain):
         interpreter.st.frame = Frame(module, None, top, "<root>")
         try:
             interpreter.run_root(fn, owner, top)
+            interpreter.run_nested(rows)
             interpreter.finish()
         except (OutOfBudget, Unreachable):
             pass

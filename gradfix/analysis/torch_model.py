@@ -223,6 +223,8 @@ class TorchModel:
         if isinstance(value, Class):
             found = self.class_attribute(value, name)
             return found if found is not None else UNKNOWN
+        if isinstance(value, Bound) and value.name == "grad" and isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
+            self.grad_read(value.receiver, node.value, value.node)
         if isinstance(value, Bound) and value.name.startswith("grad"):
             return Bound(value.receiver, f"{value.name}.{name}", value.node)
         if isinstance(value, Number):
@@ -274,6 +276,9 @@ class TorchModel:
         return Bound(value, name, node)
 
     def opaque_attribute(self, value, name, node):
+        """An attribute of a value that nothing is known of: something of its own, which use may tell more about."""
+        if value == UNKNOWN:
+            return self.attribute(self.new("opaque", origin="unknown", made_after=0), name, node)
         return UNKNOWN
 
     def class_attribute(self, cls, name, depth=0):
@@ -331,6 +336,15 @@ class TorchModel:
         sides = [left, right]
         numbers = [v for v in sides for p in values_of(v) if isinstance(p, Number)]
         tensors = [v for v in sides if any(self.obj(p) is not None and self.obj(p).kind in ("tensor", "opaque") for p in values_of(v))]
+        # `args.weight`, `self.c`: beside a tensor or a number that was read from one, a setting.
+        settings = [v for v in tensors if (o := self.obj(v)) is not None and o.kind == "opaque" and not o.param and o.rg is None
+                    and isinstance(o.origin, tuple) and o.origin[0] == "attr"]
+        if len(settings) == len(tensors) and (numbers or len(tensors) == 2):
+            tensors = []
+            if not numbers:
+                return self.new("opaque", origin=("attr", "arithmetic", 0), ins=tuple(v.oid for v in settings))
+        elif settings:
+            tensors = [v for v in tensors if v not in settings]
         if not tensors:
             cuts = frozenset(c for v in sides for p in values_of(v) if isinstance(p, Number) for c in p.cuts)
             return Number(cuts) if cuts else self.grad_arithmetic(node, sides)
@@ -506,6 +520,8 @@ class TorchModel:
         if isinstance(f, Bound):
             return self.call_method(f, args, kwargs, node, open_args)
         obj = self.obj(f)
+        if obj is not None and obj.kind in ("module", "opaque") and args:
+            self.callees.add(f.oid)
         if obj is not None and obj.kind == "module":
             return self.call_module(f, args, kwargs, node, open_args)
         if obj is not None and obj.kind == "instance" and obj.cls is not None:
@@ -652,6 +668,8 @@ class TorchModel:
                 return Bound(UNKNOWN, "grad-mode", mode)
             if last == "Parameter":
                 return self.parameter(node, args, kwargs)
+            if last == "Variable" and args:
+                return self.variable(node, args, kwargs)
             if name.startswith("torch.optim.") or ".optim." in name and last[:1].isupper():
                 return self.optimizer(node, args, kwargs) if "lr_scheduler" not in name else UNKNOWN
             if name in ("torch.autograd.backward",):
@@ -688,6 +706,8 @@ class TorchModel:
                 self.use_grad(a, n)
         if root in ("math", "cmath") or (root == "numpy" and args):
             return self.escape(args, node, "math" if root != "numpy" else "numpy")
+        if name in ("sys.exit", "os._exit"):
+            self.leave()
         if name in ("copy.deepcopy", "copy.copy") and args:
             return self.deepcopy(args[0])
         if name in ("functools.partial",) and args:
@@ -695,6 +715,11 @@ class TorchModel:
         if last == "Variable" and args:
             return UNKNOWN
         return self.unknown_result(node, args, kwargs)
+
+    def leave(self):
+        from gradfix.analysis.interpreter import Unreachable
+
+        raise Unreachable
 
     def flat(self, values):
         out = []
@@ -733,8 +758,17 @@ class TorchModel:
                 if obj.kind in ("tensor", "opaque") and obj.rg is not False:
                     cuts.add(Cut(module.path, module.span(node), kind, v.oid, module.span(stmt)))
                 for cut in obj.dead:  # a number read from a detached value
-                    cuts.add(Cut(module.path, module.span(node), kind, cut.source, module.span(stmt)) if cut.kind in ("detach", "data") else cut)
+                    cuts.add(Cut(module.path, module.span(node), kind, cut.source, module.span(stmt)) if cut.kind in ("detach", "data", "variable") else cut)
         return Number(frozenset(cuts)) if cuts else UNKNOWN
+
+    def variable(self, node, args, kwargs):
+        """`Variable(x)`: today a detached tensor, or a new leaf."""
+        flag = kwargs.get("requires_grad", args[1] if len(args) > 1 else Const(False))
+        data = self.obj(args[0])
+        if data is not None and data.kind in ("list", "tuple", "dict"):
+            return args[0]
+        ref = self.cut_tensor(args[0], node, "variable") if data is not None and data.kind in ("tensor", "opaque") else self.tensor(node, (), rg=False, leaf=True)
+        return self.update(ref, rg=bool(flag.value) if isinstance(flag, Const) else None) and ref
 
     def parameter(self, node, args, kwargs):
         rg = kwargs.get("requires_grad", args[1] if len(args) > 1 else Const(True))
@@ -837,9 +871,7 @@ class TorchModel:
             self_value = next(iter(frame.vars.values()), UNKNOWN)
             return Bound(self_value, "super", frame.owner)
         if name in ("exit", "quit"):
-            self.st = None
-            from gradfix.analysis.interpreter import Unreachable
-            raise Unreachable
+            self.leave()
         if name[:1].isupper() and name.endswith(("Error", "Exception", "Warning", "Exit", "Interrupt")):
             return UNKNOWN
         return UNKNOWN
@@ -904,7 +936,9 @@ class TorchModel:
         if name in ("item", "tolist", "numpy"):
             return self.escape([ref], node, name)
         if name == "detach":
-            return self.new("opaque", origin="detached", rg=False, leaf=True, node=node)
+            return self.cut_tensor(ref, node, "detach")
+        if name in ("requires_grad", "is_leaf"):
+            return UNKNOWN
         if obj.param and name.endswith("_") and not name.endswith("__"):
             return self.inplace(ref, obj, name, args, kwargs, node)
         if name in ("prepare", "setup"):
@@ -1429,6 +1463,7 @@ class TorchModel:
     def dead_terms(self, cuts, node, module, loss=None):
         """Additive terms of the loss that depend on tensors through a cut only."""
         live = self.below(loss) if cuts and loss is not None else set()
+        live |= {m for m, a in self.fed if a in live and m is not None and m in self.callees}
         for cut in cuts:
             source = self.st.heap.get(cut.source)
             if source is None or not (self.trains(cut.source) or self.shares_model(cut.source, live)):
@@ -1438,14 +1473,14 @@ class TorchModel:
     def cut_fact(self, cut, path, span):
         from gradfix.analysis.facts import Fact
 
-        if cut.kind in ("detach", "data"):
+        if cut.kind in ("detach", "data", "variable"):
             return  # GF404's
         self.out.facts.append(Fact("item-in-graph" if cut.kind not in ("numpy",) else "numpy-in-graph", cut.path, cut.span, cut.statement, True,
                                    {"cut": cut.kind, "loss": (path, span)}, self.concrete))
 
     def shares_model(self, oid, live):
         """Backward runs through the output of a call that the value comes from, too: so that output requires grad."""
-        return any(self.st.heap[i].origin == "result" and self.st.heap[i].mode is not False for i in self.below(oid) & live)
+        return any(self.st.heap[i].origin == "result" and self.st.heap[i].mode is not False or i in self.callees for i in self.below(oid) & live)
 
     def trains(self, oid):
         """Does the value depend, by recorded path, on something that certainly trains?"""
@@ -1802,6 +1837,22 @@ class TorchModel:
             self.fact("parameter-rebinding", r["stmt"], bad, module=r["module"], stmt=r["stmt"], target=r["module"].source(r["target"]),
                       mode=r["mode"], loop_variable=loop_variable, clear=not (r["family"] & self.zeroed),
                       last=r["module"].span(r["last"].value) if r["last"] is not r["stmt"] else None)
+
+    def run_nested(self, rows):
+        """Functions inside functions that nothing was seen to call: callbacks, closures handed out."""
+        import bisect
+
+        while self.nested and self.st is not None and self.st.frame is not None:
+            fn = self.nested.pop()
+            node = fn.node
+            at = bisect.bisect_left(rows, node.lineno)
+            if (fn.module.path, node.lineno, node.col_offset) in self.visited or at == len(rows) or rows[at] > node.end_lineno:
+                continue
+            quiet, self.concrete = self.concrete, False
+            try:
+                self.call_function(fn, *self.unknown_arguments(fn), node)
+            finally:
+                self.concrete = quiet
 
     def run_root(self, fn, owner, top):
         """A function that nothing in sight calls, with unknown arguments; a method on an instance built if it can be."""
