@@ -15,7 +15,7 @@ from gradfix.analysis import torch_model as tm
 from gradfix.analysis.facts import Fact
 from gradfix.analysis.modules import holds_root, root_rows
 from gradfix.analysis.values import (
-    UNKNOWN, Bound, Class, Const, Cut, External, Function, Heap, Imported, ModuleValue, Multi, Number, Obj, Ref, join_values,
+    PLAIN, UNKNOWN, Bound, Class, Const, Cut, External, Function, Heap, Imported, ModuleValue, Multi, Number, Obj, Ref, join_values,
     values_of,
 )
 from gradfix.findings import Problem
@@ -524,7 +524,7 @@ class Interpreter(tm.TorchModel):
             old = start.get(name)
             if isinstance(value, Const) and isinstance(old, Const) and value.value != old.value:
                 if isinstance(value.value, (int, float)) and isinstance(old.value, (int, float)):
-                    self.st.frame.vars[name] = UNKNOWN
+                    self.st.frame.vars[name] = PLAIN
 
     def turns(self, value):
         """The values of a loop variable, turn by turn: all of a short known container, else two."""
@@ -540,7 +540,7 @@ class Interpreter(tm.TorchModel):
             first, count = obj.items
             if count is not None and count <= 0:
                 return []
-            return [Const(first)] if count == 1 else [Const(first), UNKNOWN]
+            return [Const(first)] if count == 1 else [Const(first), PLAIN]
         if isinstance(value, Const) and isinstance(value.value, (str, tuple)) and len(value.value) <= UNROLL:
             return [Const(c) for c in value.value]
         element = self.element_of(value)

@@ -6,7 +6,7 @@ import ast
 
 from gradfix.analysis import operations
 from gradfix.analysis.values import (
-    UNKNOWN, Bound, Class, Const, Cut, External, Function, ModuleValue, Multi, Number, Obj, Ref, join_values, values_of,
+    PLAIN, UNKNOWN, Bound, Class, Const, Cut, External, Function, ModuleValue, Multi, Number, Obj, Ref, join_values, values_of,
 )
 
 # Factories that are Python functions or classes, and so not in the table of operations.
@@ -80,7 +80,7 @@ class TorchModel:
                     out.append(part)
         return out
 
-    def operation(self, node, values, name="", linear=False, view=None):
+    def operation(self, node, values, name="", linear=False, view=None, partial=False):
         """The result of a torch operation: recorded where grad mode is on and an operand requires grad."""
         parts = self.operands(values)
         rgs, ins, dead, cut_ins = [], [], frozenset(), []
@@ -94,6 +94,8 @@ class TorchModel:
                 ins.append(part.oid)
                 dead |= obj.dead
         table = operations.lookup(name) if name else None
+        if partial:  # an operand that we know nothing of may be a tensor, too
+            rgs.append(None)
         if name in INTEGER_CASTS or table is not None and table.cut == "integer":
             return self.tensor(node, ins, rg=False, leaf=True, dtype="int", dead=frozenset(), computed=True)
         if self.st.mode is False:
@@ -110,7 +112,7 @@ class TorchModel:
             source = self.st.heap[live[0]]
             lost = live[0] if source.leaf else source.lost
         ref = self.tensor(node, tuple(ins), rg=rg, leaf=None if rg is None else not rg, dead=dead, lost=lost,
-                          view=view, conversion=name if name in CONVERSIONS else None, computed=True)
+                          view=view, conversion=name if name in CONVERSIONS else None, computed=True, partial=partial)
         obj = self.st.heap[ref.oid]
         if cut_ins:
             obj.numeric = frozenset(cut_ins)
@@ -251,7 +253,7 @@ class TorchModel:
                     return Const(obj.rg)
                 if name == "is_leaf" and obj.leaf is not None:
                     return Const(obj.leaf)
-                return UNKNOWN
+                return PLAIN if name in ("ndim", "is_cuda") else UNKNOWN
             return Bound(value, name, node)
         if obj.kind in ("instance", "module") and obj.cls is not None:
             found = self.class_attribute(obj.cls, name)
@@ -347,9 +349,11 @@ class TorchModel:
             tensors = [v for v in tensors if v not in settings]
         if not tensors:
             cuts = frozenset(c for v in sides for p in values_of(v) if isinstance(p, Number) for c in p.cuts)
-            return Number(cuts) if cuts else self.grad_arithmetic(node, sides)
+            if cuts or all(isinstance(p, Number) or isinstance(p, Const) and isinstance(p.value, (int, float)) for v in sides for p in values_of(v)):
+                return Number(cuts)
+            return self.grad_arithmetic(node, sides)
         linear = additive or (scale and len(tensors) == 1)
-        result = self.operation(node, sides, "", linear=linear)
+        result = self.operation(node, sides, "", linear=linear, partial=UNKNOWN in sides)
         if additive and numbers:
             cuts = frozenset(c for v in numbers for p in values_of(v) if isinstance(p, Number) for c in p.cuts)
             self.st.heap[result.oid].dead |= cuts
@@ -387,7 +391,7 @@ class TorchModel:
         self.use_grad(value, node.operand)
         if isinstance(value, Number):
             return value
-        if self.obj(value) is not None and self.obj(value).kind == "tensor":
+        if self.obj(value) is not None and self.obj(value).kind in ("tensor", "opaque"):
             return self.operation(node, [value], "neg", linear=True)
         return self.grad_arithmetic(node, [value])
 
@@ -700,7 +704,7 @@ class TorchModel:
                 return self.grad_arithmetic(node, self.flat(inputs))
             if not self.operands(inputs) and name.count(".") > 1 and not name.startswith("torch.nn.functional"):
                 return UNKNOWN
-            return self.operation(node, inputs, last, linear=last in LINEAR)
+            return self.operation(node, inputs, last, linear=last in LINEAR, partial=bool(inputs) and inputs[0] == UNKNOWN)
         if root in ("math", "numpy"):
             for a, n in zip(args, node.args):
                 self.use_grad(a, n)
@@ -759,7 +763,7 @@ class TorchModel:
                     cuts.add(Cut(module.path, module.span(node), kind, v.oid, module.span(stmt)))
                 for cut in obj.dead:  # a number read from a detached value
                     cuts.add(Cut(module.path, module.span(node), kind, cut.source, module.span(stmt)) if cut.kind in ("detach", "data", "variable") else cut)
-        return Number(frozenset(cuts)) if cuts else UNKNOWN
+        return Number(frozenset(cuts)) if cuts else PLAIN
 
     def variable(self, node, args, kwargs):
         """`Variable(x)`: today a detached tensor, or a new leaf."""
@@ -844,7 +848,7 @@ class TorchModel:
         if name == "len":
             if obj is not None and obj.kind in ("list", "tuple") and not obj.open:
                 return Const(len(obj.items))
-            return UNKNOWN
+            return PLAIN
         if name in ("sum", "max", "min", "abs"):
             for a, n in zip(args, node.args):
                 self.use_grad(a, n)
@@ -863,7 +867,7 @@ class TorchModel:
             turns = self.turns(first)
             return turns[0] if turns else UNKNOWN
         if name == "isinstance":
-            return UNKNOWN
+            return self.is_instance(args)
         if name in ("print", "str", "repr", "format", "type", "id", "hasattr", "vars", "dir"):
             return UNKNOWN
         if name == "super":
@@ -875,6 +879,20 @@ class TorchModel:
         if name[:1].isupper() and name.endswith(("Error", "Exception", "Warning", "Exit", "Interrupt")):
             return UNKNOWN
         return UNKNOWN
+
+    def is_instance(self, args):
+        """Decided where the kind of object is known and the classes are built-in containers, numbers, or torch's tensor."""
+        obj = self.obj(args[0]) if len(args) == 2 else None
+        if obj is None or obj.kind == "opaque":
+            return UNKNOWN
+        classes = self.flat([args[1]])
+        names = {c.name.rsplit(".", 1)[-1] for c in classes if isinstance(c, External)}
+        if len(names) != len(classes) or not names <= {"list", "tuple", "dict", "set", "str", "int", "float", "bool", "Tensor", "Parameter", "Number"}:
+            return UNKNOWN
+        kinds = {"tensor": {"Tensor", "Parameter"} if obj.param else {"Tensor"}, "list": {"list"}, "tuple": {"tuple"}, "dict": {"dict"}}
+        if obj.kind not in kinds:
+            return Const(False) if obj.kind in ("module", "instance", "optimizer") else UNKNOWN
+        return Const(bool(names & kinds[obj.kind]))
 
     # ------------------------------------------------------------- methods
     def call_method(self, bound, args, kwargs, node, open_args):
@@ -975,7 +993,7 @@ class TorchModel:
         if name in ("item", "tolist"):
             return self.escape([ref], node, name)
         if name in NUMBERS or name in ("size", "dim"):
-            return UNKNOWN
+            return PLAIN
         if name in ("new_tensor", "new_zeros", "new_ones", "new_empty", "new_full"):
             return self.factory(node, "zeros", args, kwargs)
         if name == "zero_" and obj.grads and isinstance(obj.node, ast.Attribute) and obj.node.attr == "grad":
@@ -1140,7 +1158,9 @@ class TorchModel:
             if obj is None:
                 continue
             if obj.kind == "tensor":
-                self.inplace_update(target, v, value, stmt)
+                if not isinstance(owner, Multi) or owner.each or all(self.is_trained_leaf(x) for x in owner.values):
+                    self.inplace_update(target, v, value, stmt)
+                self.written(v, obj, value)
                 continue
             if obj.kind == "dict":
                 key = index.value if isinstance(index, Const) else None
@@ -1260,6 +1280,20 @@ class TorchModel:
             if obj.leaf and obj.rg is False and self.st.mode and any(isinstance(p, Ref) and self.obj(p).rg for p in parts):
                 self.update(ref, leaf=False, rg=True, ins=tuple(p.oid for p in parts if isinstance(p, Ref)))
         return ref
+
+    def is_trained_leaf(self, value):
+        obj = self.obj(value)
+        return obj is not None and (obj.leaf is True and obj.rg is True or obj.view is not None or obj.param)
+
+    def written(self, ref, obj, value):
+        """Part of a tensor is overwritten: what was written is recorded into it."""
+        parts = [p for p in self.operands([value]) if isinstance(p, Ref) and self.obj(p).kind in ("tensor", "opaque")]
+        if not parts or self.st.mode is False or obj.leaf and obj.rg:
+            return
+        rgs = [self.obj(p).rg for p in parts]
+        if any(r is not False for r in rgs):
+            rg = True if True in rgs or obj.rg else None
+            self.update(ref, rg=rg, leaf=None if rg is None else False, ins=(*obj.ins, *(p.oid for p in parts)), computed=True)
 
     def inplace_update(self, node, ref, value, stmt):
         """In-place change of a leaf that requires grad, or of a view of one: raises while grad mode is on."""
@@ -1403,10 +1437,10 @@ class TorchModel:
         event.in_loop = [l[2] for l in self.loops]
         self.st.backwards += (event,)
         loss_parts = [p for v in self.flat([loss]) for p in values_of(v)]
-        blind = not all(isinstance(p, (Ref, Number)) for p in loss_parts) or any(self.st.heap[i].kind == "opaque" for i in reached)
+        blind = not all(isinstance(p, (Ref, Number)) for p in loss_parts) or any(self.st.heap[i].kind == "opaque" or self.st.heap[i].partial for i in reached)
         if blind:  # part of the graph is out of sight: what was handed to unknown code may have got a gradient
             fed = {a for _, a in self.fed}
-            anything = any(not isinstance(p, (Ref, Number)) or isinstance(p, Ref) and self.obj(p).kind == "opaque" and self.obj(p).origin != "result"
+            anything = any(self.st.heap[i].partial for i in reached) or any(not isinstance(p, (Ref, Number)) or isinstance(p, Ref) and self.obj(p).kind == "opaque" and self.obj(p).origin != "result"
                            for p in loss_parts)
             for oid, obj in self.st.heap.objects():
                 if obj.kind == "tensor" and obj.grad == "none" and obj.leaf and obj.rg and oid not in reached and (
@@ -1538,6 +1572,8 @@ class TorchModel:
         if obj.lost is not None:
             if self.leaf_lost(ref, obj, "read", where):
                 return
+        if obj.conversion in ("to", "cpu", "cuda", "float", "type", "contiguous"):
+            return  # where there is nothing to convert it is the leaf itself
         last = self.st.backwards[-1]
         module, stmt = self.statements[-1]
         fill = next((b for b in reversed(self.st.backwards) if ref.oid in b.reached), None)
@@ -1762,12 +1798,21 @@ class TorchModel:
             return False
         if leaf.param and not same:
             return False
+        if not same and not self.converts_itself(obj.statement[1], obj.node):
+            return False
         module, stmt = obj.statement
         kind = "parameter" if leaf.param else "factory"
         self.fact("leaf-lost-at-creation", leaf.node if same else obj.node, True, module=module, stmt=stmt, form=kind if same else "conversion",
                   leaf=module.span(leaf.node) if same else None, outer=module.span(obj.node), outer_source=module.source(obj.node),
                   leaf_source=module.source(leaf.node) if same else "", target=module.source(stmt.targets[0]) if isinstance(stmt, ast.Assign) else None)
         return True
+
+    def converts_itself(self, stmt, node):
+        """`x = x.double()`, also as one of several in a tuple assignment."""
+        if not isinstance(stmt, ast.Assign) or not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+            return False
+        receiver = ast.unparse(node.func.value)
+        return any(ast.unparse(t) == receiver for target in stmt.targets for t in ([*target.elts] if isinstance(target, (ast.Tuple, ast.List)) else [target]))
 
     # ----------------------------------------------------------------- ends
     def caller(self, holder):

@@ -55,6 +55,10 @@ class Number:
     cuts: frozenset
 
 
+# A Python number that has nothing to do with tensors' values: a size, a length, a count.
+PLAIN = Number(frozenset())
+
+
 @dataclass(frozen=True, slots=True)
 class External:
     """A name from a package that is not among the checked files: `torch.nn.Linear`."""
@@ -117,7 +121,7 @@ class Obj:
             ("leaf", "rg", "dtype", "module", "node", "statement", "cls", "origin", "lost", "view", "mode", "cleared", "made_after",
              "emptied", "numeric", "conversion", "grads")
         ),
-        **dict.fromkeys(("retained", "param", "open", "reached", "hooked", "computed", "misspelt"), False),
+        **dict.fromkeys(("retained", "param", "open", "reached", "hooked", "computed", "misspelt", "partial"), False),
         "ins": (), "items": (), "grad": "unknown", "dead": frozenset(), "alive": True,
     }
 
@@ -237,7 +241,7 @@ def join_values(a, b):
         return b
     if isinstance(a, Const) and isinstance(b, Const):
         if a.value is not None and b.value is not None:
-            return UNKNOWN
+            return PLAIN if all(isinstance(v.value, (int, float)) for v in (a, b)) else UNKNOWN
     seen = []
     for v in values_of(a) + values_of(b):
         if v not in seen:
