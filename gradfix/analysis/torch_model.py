@@ -1004,7 +1004,7 @@ class TorchModel:
             new = self.operation(node, [ref], name, linear=True)
             self.st.heap[new.oid].dtype = "float" if name in ("float", "double", "half") else obj.dtype
             return new
-        result = self.operation(node, [ref, *args, *kwargs.values()], name, linear=name in LINEAR, view=ref.oid if is_view(name) else None)
+        result = self.operation(node, [ref, *args, *kwargs.values()], name, linear=name in LINEAR, view=ref.oid if is_view(name) and name not in CONVERSIONS else None)
         out = self.st.heap[result.oid]
         if name == "float" or name == "double":
             out.dtype = "float"
