@@ -69,6 +69,12 @@ def repair(facts, fact, info):
             "Let the result require grad",
             (RemoveArgument(path, info["leaf"], "requires_grad"), ReplaceExpression(path, info["outer"], "__expr__.requires_grad_()")),
         )
+    if info["form"] == "method":
+        return Fix(
+            Applicability.SAFE,
+            "Let the result require grad",
+            (ReplaceExpression(path, info["leaf"], info["receiver"]), ReplaceExpression(path, info["outer"], "__expr__.requires_grad_()")),
+        )
     if info["form"] == "parameter":
         syntax = facts.syntax(path)
         call = syntax.find(info["leaf"], ast.Call)

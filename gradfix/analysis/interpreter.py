@@ -190,6 +190,8 @@ class Interpreter(tm.TorchModel):
         self.steps, self.depth, self.stack = 0, 0, []
         self.statements: list = []
         self.concrete = concrete
+        self.limit = STEPS if concrete else ROOT_STEPS
+        self.yields: list = []
         self.loops: list = []
         self.returns: list = []
         self.rebindings: list = []
@@ -283,7 +285,7 @@ class Interpreter(tm.TorchModel):
 
     def tick(self):
         self.steps += 1
-        if self.steps > (STEPS if self.concrete else ROOT_STEPS):
+        if self.steps > self.limit:
             raise OutOfBudget
 
     def statement(self, s):
@@ -528,6 +530,10 @@ class Interpreter(tm.TorchModel):
 
     def turns(self, value):
         """The values of a loop variable, turn by turn: all of a short known container, else two."""
+        if isinstance(value, Multi):
+            columns = [self.turns(v) for v in value.values if not isinstance(v, Const)]
+            longest = max(map(len, columns), default=0)
+            return [self.each([c[min(i, len(c) - 1)] for c in columns if c]) for i in range(min(longest, UNROLL))]
         obj = self.obj(value)
         if obj is not None and obj.kind in ("list", "tuple", "iter") and not obj.open and len(obj.items) <= UNROLL:
             return list(obj.items)
@@ -865,11 +871,16 @@ class Interpreter(tm.TorchModel):
         return self.eval(node.value)
 
     def on_Yield(self, node):
-        if node.value is not None:
-            self.eval(node.value)
+        value = self.eval(node.value) if node.value is not None else Const(None)
+        if self.yields:
+            self.yields[-1].append(value)
         return UNKNOWN
 
-    on_YieldFrom = on_Yield
+    def on_YieldFrom(self, node):
+        value = self.eval(node.value)
+        if self.yields:
+            self.yields[-1].extend(self.turns(value))
+        return UNKNOWN
 
     def on_Lambda(self, node):
         return Function(node, self.st.frame.module, self.st.frame, None, "<lambda>")
@@ -1038,9 +1049,19 @@ class Interpreter(tm.TorchModel):
                 frame.vars[name] = UNKNOWN if open_args else self.default_value(defaults.get(name), fn)
         module, stmt = self.statements[-1] if self.statements else (None, None)
         self.calls.append((module, stmt, node, fn, 1 if receiver is not None else 0))
+        caller, limit = self.st.frame, self.limit
+        self.limit = min(limit, self.steps + max(400, (limit - self.steps) // 2))
         try:
             return self.run_body(fn, frame)
+        except OutOfBudget:
+            # The function is too much to follow: what it does is unknown, and its caller goes on.
+            if self.steps > limit or self.st is None or not isinstance(node, ast.Call):
+                raise
+            self.visited.discard((fn.module.path, fn.node.lineno, fn.node.col_offset))
+            self.st.frame = caller
+            return self.unknown_result(node, args, kwargs, receiver)
         finally:
+            self.limit = limit
             self.calls.pop()
 
     def default_value(self, node, fn):
@@ -1067,6 +1088,7 @@ class Interpreter(tm.TorchModel):
         self.depth += 1
         self.stack.append(fn.node)
         self.returns.append([])
+        self.yields.append([])
         try:
             if isinstance(fn.node, ast.Lambda):
                 value = self.eval(fn.node.body)
@@ -1075,10 +1097,11 @@ class Interpreter(tm.TorchModel):
             self.block(fn.node.body)
             results = self.returns[-1]
             if is_generator(fn.node):
-                value = UNKNOWN
                 st = self.st
                 for _, r in results:
                     st = join_states(st, r)
+                self.st = st
+                value = self.new("iter", items=tuple(self.yields[-1][:24]), open=True) if st is not None else None
             else:
                 value, st = (Const(None), self.st) if self.st is not None else (None, None)
                 for v, r in results:
@@ -1096,6 +1119,7 @@ class Interpreter(tm.TorchModel):
             self.depth -= 1
             self.stack.pop()
             self.returns.pop()
+            self.yields.pop()
             if self.st is not None:
                 self.st.mode = saved_mode
 

@@ -444,7 +444,8 @@ class TorchModel:
             key = ("item", index.value) if isinstance(index, Const) else ("item", ast.dump(node.slice))
             if key in obj.attrs:
                 return obj.attrs[key]
-            ref = self.new("opaque", origin=("item", obj.origin), ins=(value.oid,), node=node, rg=obj.rg if obj.origin == "result" else None)
+            origin = ("item", obj.origin, index.value if isinstance(index, Const) else None)
+            ref = self.new("opaque", origin=origin, ins=(value.oid,), node=node, rg=obj.rg if obj.origin == "result" else None)
             self.st.heap[value.oid] = self.st.heap[value.oid].copy()
             self.st.heap[value.oid].attrs[key] = ref
             return ref
@@ -463,7 +464,8 @@ class TorchModel:
             return self.operation(None, [value], "", linear=True, view=value.oid)
         if obj.kind == "module" and obj.items:
             return self.each(obj.items)
-        return self.new("opaque", origin=("element", obj.origin), ins=(value.oid,), made_after=len(self.st.backwards))
+        of_group = isinstance(obj.origin, tuple) and obj.origin[-1] == "params"  # `for p in group["params"]`
+        return self.new("opaque", origin=("element", obj.origin), ins=(value.oid,), made_after=len(self.st.backwards), param=of_group)
 
     def part_of(self, value, i):
         obj = self.obj(value)
@@ -946,7 +948,9 @@ class TorchModel:
     def opaque_method(self, ref, obj, name, args, kwargs, node):
         if name in ("requires_grad_",):
             flag = args[0] if args else kwargs.get("requires_grad", Const(True))
-            self.update(ref, rg=bool(flag.value) if isinstance(flag, Const) else None, param=obj.param)
+            flag = bool(flag.value) if isinstance(flag, Const) else None
+            # Only a leaf may be told to: on a computed tensor it says nothing new.
+            self.update(ref, rg=flag, leaf=True if flag and obj.leaf is None else obj.leaf, flagged=(node, self.statements[-1]))
             return ref
         if name == "retain_grad":
             self.update(ref, retained=True)
@@ -957,8 +961,8 @@ class TorchModel:
             return self.cut_tensor(ref, node, "detach")
         if name in ("requires_grad", "is_leaf"):
             return UNKNOWN
-        if obj.param and name.endswith("_") and not name.endswith("__"):
-            return self.inplace(ref, obj, name, args, kwargs, node)
+        if obj.param and name not in ("to", "cuda", "cpu"):  # a parameter is a tensor for certain
+            return self.tensor_method(ref, obj, name, args, kwargs, node)
         if name in ("prepare", "setup"):
             return args[0] if len(args) == 1 else self.new("tuple", items=tuple(args))
         if name in ("to", "cuda", "cpu", "float", "double"):
@@ -975,7 +979,7 @@ class TorchModel:
             if obj.dtype == "int" and flag and obj.leaf:
                 self.fact("integer-requires-grad", node, True, created=self.place(obj))
             if obj.leaf is not False:
-                self.update(ref, rg=flag, grad="none" if obj.grad == "unknown" and obj.leaf else obj.grad)
+                self.update(ref, rg=flag, grad="none" if obj.grad == "unknown" and obj.leaf else obj.grad, flagged=(node, self.statements[-1]))
             return ref
         if name == "retain_grad":
             self.update(ref, retained=True)
@@ -1791,8 +1795,14 @@ class TorchModel:
     def leaf_lost(self, ref, obj, why, node):
         """Was the leaf made and lost in one expression (or by a conversion in a second statement)?"""
         leaf = self.st.heap.get(obj.lost)
-        if leaf is None or leaf.node is None or obj.node is None or leaf.statement is None or obj.statement is None:
+        if leaf is None or leaf.node is None and leaf.flagged is None or obj.node is None or leaf.statement is None or obj.statement is None:
             return False
+        flag, at = leaf.flagged or (None, None)
+        if at is not None and at[1] is obj.statement[1]:  # `x.requires_grad_() * 0.1`
+            module, stmt = obj.statement
+            self.fact("leaf-lost-at-creation", flag, True, module=module, stmt=stmt, form="method", leaf=module.span(flag),
+                      receiver=module.source(flag.func.value), outer=module.span(obj.node))
+            return True
         same = leaf.statement[1] is obj.statement[1] and leaf.statement[0] is obj.statement[0]
         if not same and obj.conversion not in DEVICE_MOVES:
             return False
