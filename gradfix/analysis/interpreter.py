@@ -154,8 +154,12 @@ def join_objects(a, b):
     if a.grad != b.grad:
         new.grad = "maybe" if "unknown" not in (a.grad, b.grad) else "unknown"
         new.cleared = a.cleared or b.cleared
+    elif a.cleared != b.cleared:
+        new.cleared = None
     if a.ins != b.ins:
         new.ins = tuple(dict.fromkeys(a.ins + b.ins))
+    if a.emptied != b.emptied:
+        new.emptied = None
     new.dead = a.dead | b.dead
     for name, value in b.attrs.items():
         new.attrs[name] = join_values(new.attrs[name], value) if name in new.attrs else value

@@ -782,7 +782,7 @@ class TorchModel:
         self.keyword_typos(node, None)
         dtype = self.obj(args[0]).dtype if args and self.obj(args[0]) is not None else None
         if dtype == "int" and rg:
-            self.fact("integer-requires-grad", node, True, created=None)
+            self.fact("integer-requires-grad", node, True, created=self.place(self.obj(args[0])))
         return self.tensor(node, (), rg=rg, leaf=True, param=True, dtype=dtype)
 
     # ------------------------------------------------------------ builtins
@@ -1299,6 +1299,17 @@ class TorchModel:
             rg = True if True in rgs or obj.rg else None
             self.update(ref, rg=rg, leaf=None if rg is None else False, ins=(*obj.ins, *(p.oid for p in parts)), computed=True)
 
+    def updates_by_gradient(self, ref, value, stmt):
+        """In a function that nobody is seen to call: does the statement use the parameter's own gradient, and does nothing
+        around it speak of grad mode, which a caller may hold?"""
+        module, _ = self.statements[-1]
+        fn = self.stack[0] if self.stack else None
+        owner = self.calls[0][3].owner if self.calls else None
+        around = module.source(owner.node if owner is not None else fn) if fn is not None else module.text
+        values = self.flat([value]) + [self.find(n.id) for n in ast.walk(stmt) if isinstance(n, ast.Name)]
+        own = ref.oid in self.grad_sources(values) or any(isinstance(n, ast.Attribute) and n.attr == "grad" for n in ast.walk(stmt))
+        return own and "no_grad" not in around and "inference_mode" not in around
+
     def inplace_update(self, node, ref, value, stmt):
         """In-place change of a leaf that requires grad, or of a view of one: raises while grad mode is on."""
         obj = self.obj(ref)
@@ -1309,7 +1320,9 @@ class TorchModel:
             return
         bad = self.st.mode is True and base.alive is not None
         reaches = any(isinstance(p, Ref) and self.obj(p) is not None and self.obj(p).kind == "tensor" and self.obj(p).rg for p in self.operands([value]))
-        certain = base.leaf is True and base.rg is True
+        certain = base.leaf is True and base.rg is True and base.kind == "tensor"
+        if bad and not certain and not self.concrete and not self.updates_by_gradient(ref, value, stmt):
+            return
         self.fact("inplace-leaf-update", stmt if isinstance(stmt, ast.stmt) else node, bad, certain=certain, reaches=reaches,
                   loop=bool(self.loops))
 
@@ -1444,7 +1457,7 @@ class TorchModel:
         blind = not all(isinstance(p, (Ref, Number)) for p in loss_parts) or any(self.st.heap[i].kind == "opaque" or self.st.heap[i].partial for i in reached)
         if blind:  # part of the graph is out of sight: what was handed to unknown code may have got a gradient
             fed = {a for _, a in self.fed}
-            anything = any(self.st.heap[i].partial for i in reached) or any(not isinstance(p, (Ref, Number)) or isinstance(p, Ref) and self.obj(p).kind == "opaque" and self.obj(p).origin != "result"
+            anything = any(self.st.heap[i].partial or self.from_nowhere(self.st.heap[i]) for i in reached) or any(not isinstance(p, (Ref, Number)) or isinstance(p, Ref) and self.obj(p).kind == "opaque" and self.obj(p).origin != "result"
                            for p in loss_parts)
             for oid, obj in self.st.heap.objects():
                 if obj.kind == "tensor" and obj.grad == "none" and obj.leaf and obj.rg and oid not in reached and (
@@ -1465,6 +1478,17 @@ class TorchModel:
             elif obj.kind == "module":
                 pass
         return Const(None)
+
+    def from_nowhere(self, obj):
+        """A value whose making was not seen, and which may therefore hold anything that the program made before."""
+        if obj.kind != "opaque" or obj.ins:
+            return False
+        root = obj.origin
+        while isinstance(root, tuple):
+            if root[0] == "attr":
+                return True
+            root = root[1]
+        return root == "unknown"
 
     def reach(self, loss):
         """{oid: certainly} of what the recorded path below the loss holds; `certainly` is False behind opaque calls."""
@@ -1504,6 +1528,8 @@ class TorchModel:
         live |= {m for m, a in self.fed if a in live and m is not None and m in self.callees}
         for cut in cuts:
             source = self.st.heap.get(cut.source)
+            if cut.source in live:
+                continue  # `x - x.item()`: zero in value, and x is trained
             if source is None or not (self.trains(cut.source) or self.shares_model(cut.source, live)):
                 continue
             self.cut_fact(cut, module.path, module.span(node))
@@ -1549,6 +1575,8 @@ class TorchModel:
         if obj is None or obj.kind not in ("tensor", "opaque"):
             return
         where = read if isinstance(read, ast.Attribute) else node
+        if not (isinstance(where, ast.Attribute) and where.attr == "grad"):
+            return
         state = self.grad_state(ref)
         if state == "set" or obj.retained is not False or obj.hooked:
             return self.fact("grad-read", where, False)
@@ -1744,7 +1772,8 @@ class TorchModel:
                 self.fact("missing-requires-grad", node, True, holder=holder, **self.batch_repair(obj, holder, module))
             return
         outputs = [i for i in self.below(ref.oid) if i in last.reached and self.st.heap[i].origin == "result"
-                   and any(m in self.modules or m in self.trained for m in self.st.heap[i].ins)]
+                   and any(m in self.modules or m in self.trained for m in self.st.heap[i].ins)
+                   and i not in self.modules and i not in self.trained and i not in self.callees]
         if outputs and ref.oid not in self.modules and obj.leaf is not True and obj.rg is not True:
             self.fact("retain-grad", node, True, holder=holder, backward=(last.path, last.span, last.statement),
                       place=self.retain_place(ref, last, module, node.value), reached=False, certain=False, caller=self.caller(node.value),
@@ -1786,6 +1815,8 @@ class TorchModel:
     def none_use(self, ref, obj, where, holder, state):
         certain = state in ("none", "cleared")
         module, stmt = self.statements[-1]
+        if state == "maybe" and not obj.param:
+            return  # only some path through the program gives it a gradient: mostly the one that is run
         if self.caught() or not certain and (is_assertion(stmt) or ref.oid in self.tested or "set_to_none=False" in module.text or not self.is_local(where)):
             return
         loop = next((s for _, s in reversed(self.statements) if isinstance(s, (ast.For, ast.While))), None)
