@@ -863,10 +863,15 @@ class Interpreter(tm.TorchModel):
         return self.new("dict", items=items, open=open_)
 
     def on_JoinedStr(self, node):
-        for value in node.values:
-            if isinstance(value, ast.FormattedValue):
-                self.eval(value.value)
-        return UNKNOWN
+        text = ""
+        for part in node.values:
+            if isinstance(part, ast.FormattedValue):
+                value = self.eval(part.value)
+                plain = isinstance(value, Const) and isinstance(value.value, (str, int)) and part.format_spec is None and part.conversion == -1
+                text = None if text is None or not plain else f"{text}{value.value}"
+            elif text is not None:
+                text += str(part.value)
+        return UNKNOWN if text is None else Const(text)
 
     def on_Starred(self, node):
         return self.eval(node.value)

@@ -238,6 +238,7 @@ class TorchModel:
             if self.grad_state(value) == "set":
                 if obj.kind == "tensor":
                     self.fact("retain-grad", node, False)
+                    self.fact("missing-requires-grad", node, False)
                 return self.tensor(node, (), rg=False, leaf=True, dtype=obj.dtype, grads=(value.oid,))
             self.grad_seen(value, node)
             return Bound(value, "grad", node)
@@ -259,7 +260,7 @@ class TorchModel:
             found = self.class_attribute(obj.cls, name)
             if isinstance(found, Function):
                 decorators = {ast.unparse(d) for d in getattr(found.node, "decorator_list", ())}
-                if decorators & {"property", "cached_property", "functools.cached_property"}:
+                if any(d.rsplit(".", 1)[-1].endswith(("property", "lazy_attribute")) for d in decorators):
                     return self.call_function(found, [], {}, node, receiver=value)
                 return Bound(value, name, node, found)
             if found is not None:
@@ -536,9 +537,10 @@ class TorchModel:
                 return self.call_function(fn, args, kwargs, node, receiver=f, open_args=open_args)
         if obj is not None and obj.kind == "opaque":
             return self.call_opaque(f, obj, args, kwargs, node)
-        if f is UNKNOWN or f == UNKNOWN:
-            return self.unknown_result(node, args, kwargs)
-        return UNKNOWN
+        result = self.unknown_result(node, args, kwargs)
+        if self.obj(result) is not None:
+            self.update(result, partial=True)  # the callee may hold anything: it may be a method of what we lost
+        return result
 
     def unknown_result(self, node, args, kwargs, receiver=None):
         parts = self.operands([*args, *kwargs.values()])
@@ -1171,12 +1173,11 @@ class TorchModel:
                 if key is not None:
                     self.rebound(target, obj.items.get(key), value, stmt)
                     self.update(v, items={**obj.items, key: value})
-                else:
-                    self.rebound(target, self.each(obj.items.values()) if obj.items else None, value, stmt)
-                    for k in obj.items:
-                        self.update(v, items={**self.obj(v).items, k: value})
-                    if not obj.items:
-                        self.update(v, items={f"*{len(obj.items)}": value}, open=True)
+                elif obj.items and self.textual_update(target, stmt):  # `d[k] = d[k] - …`: each of them in turn
+                    self.rebound(target, self.each(obj.items.values()), value, stmt)
+                    self.update(v, items=dict.fromkeys(obj.items, value))
+                elif len(obj.items) < 24:
+                    self.update(v, items={**obj.items, f"*{len(obj.items)}": value}, open=True)
             elif obj.kind == "list":
                 items = list(obj.items)
                 if isinstance(index, Const) and isinstance(index.value, int) and -len(items) <= index.value < len(items):
@@ -1665,10 +1666,22 @@ class TorchModel:
 
         if holder is not None and evaluate(holder) == ref:
             return ("name", ast.unparse(holder))
-        for names in scopes:
-            for name, value in names.items():
-                if value == ref and name.isidentifier():
-                    return ("name", name)
+        # A loop variable stands for all of a collection: name the collection, so that one loop serves all of them.
+        forms = (self.named_collection, self.plain_name) if self.is_loop_variable(holder) else (self.plain_name, self.named_collection)
+        return next((place for form in forms if (place := form(ref, event, scopes)) is not None), None)
+
+    def is_loop_variable(self, holder):
+        if not isinstance(holder, ast.Name):
+            return False
+        _, stmt = self.statements[-1]
+        targets = [n.target for n in ast.walk(stmt) if isinstance(n, ast.comprehension)]
+        targets += [s.target for _, s in self.statements if isinstance(s, (ast.For, ast.AsyncFor))]
+        return any(isinstance(n, ast.Name) and n.id == holder.id for t in targets for n in ast.walk(t))
+
+    def plain_name(self, ref, event, scopes):
+        return next((("name", name) for names in scopes for name, value in names.items() if value == ref and name.isidentifier()), None)
+
+    def named_collection(self, ref, event, scopes):
         for names in scopes:
             for name, value in names.items():
                 obj = event.heap.get(value.oid) if isinstance(value, Ref) else None
