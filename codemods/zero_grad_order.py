@@ -80,7 +80,8 @@ def repair(facts, fact):
     if info["use"] == "accumulation":
         inner = syntax.suite(use)
         return Fix(Applicability.UNSAFE, "Clear after the step", (Move(fact.path, fact.statement, syntax.span(inner[-1])),))
-    if use not in suite or suite.index(use) < suite.index(clear):
+    use = next((n for n in [use, *syntax.ancestors(use)] if n in suite), None)
+    if use is None or suite.index(use) < suite.index(clear):
         return None
     return Fix(Applicability.SAFE if info["use"] == "read" else Applicability.UNSAFE, "Clear after the use",
-               (Move(fact.path, fact.statement, info["use_span"]),))
+               (Move(fact.path, fact.statement, syntax.span(use)),))

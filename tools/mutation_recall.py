@@ -716,6 +716,9 @@ def gradient_reads(file: File, holder, stmt, scope):
     for node in file.nodes(scope):
         if node.lineno <= stmt.end_lineno and not (loops and node.lineno >= loops[-1].lineno):
             continue
+        if isinstance(node, ast.Assign) and node.lineno > stmt.lineno and any(same(t, holder) for t in node.targets):
+            if file.parents[node] in [file.parents[stmt], scope]:
+                return  # from here on the name is another tensor
         if is_grad(node) and same(node.value, holder) and isinstance(node.ctx, ast.Load):
             parent = file.parents[node]
             if none_test(parent) or dump(holder) in guards_of(file, node):
@@ -739,7 +742,8 @@ def drop_flag(file: File):
         if others:
             file.no_mistake("GF201", "the flag is set a second time")
             continue
-        if creation is None and isinstance(holder, ast.Name) and from_caller(file, scope, holder, stmt):
+        moved = isinstance(node, ast.Call) and last_name(node.func) == "requires_grad_" and same(node.func.value, holder)  # x = x.requires_grad_()
+        if (creation is None or moved) and isinstance(holder, ast.Name) and from_caller(file, scope, holder, stmt):
             file.no_mistake("GF201", "the tensor comes from the caller, who may have set the flag")
             continue
         if creation is not None and "Parameter(" in ast.unparse(stmt.value):
@@ -954,6 +958,8 @@ def tensor_factor(term, scope, file: File, loss, stmt):
     text = ast.unparse(term)
     if re.search(r"\.(item|detach|data|tolist|numpy)\b", text):
         return "the term is cut already"
+    if re.search(r"\b(tf|mx|jnp|np)\.", text):
+        return "another framework"
     if isinstance(term, ast.Call):
         if not LOSSY.search(text):
             return None
@@ -965,6 +971,8 @@ def tensor_factor(term, scope, file: File, loss, stmt):
         if not made or not LOSSY.search(term.id):
             return None
         value = made[-1].value
+        if re.search(r"\b(tf|mx|jnp|np)\.", ast.unparse(value)):
+            return "another framework"
         if isinstance(value, ast.Constant) or re.search(r"\.(item|detach|data|tolist|numpy)\(", ast.unparse(value)):
             return "the term is cut already"
         if no_grad_around(file, made[-1]):
@@ -1111,7 +1119,7 @@ def breaks_of(tree: Tree, rules, limit: int, seed: int, skipped):
         yield from sites
 
 
-def run_tree(folder: str, rules, limit: int, seed: int):
+def run_tree(folder: str, rules, limit: int, seed: int, keep: str | None = None):
     warnings.simplefilter("ignore")
     tree = Tree(folder)
     skipped: collections.Counter = collections.Counter()
@@ -1139,6 +1147,10 @@ def run_tree(folder: str, rules, limit: int, seed: int):
             # another read of the same gradient, earlier in the run (in a helper, say): the report names the creation
             made = row_of(text, place(("old", file.start(broken.site))))
             hits = [r for r in after.get("GF201 related", []) if abs(r - made) <= 1]
+        if keep and not hits:
+            name = f"{broken.rule}-{os.path.basename(folder)}-{os.path.basename(broken.path)[:-3]}-{rows[0]}.py"
+            with open(os.path.join(keep, name), "wb") as handle:
+                handle.write(data)
         lines = text.splitlines()
         # what was reported instead, new in this file
         other = sorted((code, r) for code, found in after.items() if "related" not in code for r in found if r not in before.get(code, []) and (code, r) not in [(broken.rule, h) for h in hits])
@@ -1193,13 +1205,16 @@ def main(argv=None) -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     parser.add_argument("--json", help="write every break there")
+    parser.add_argument("--keep", metavar="DIR", help="write the broken files that were missed there")
     parser.add_argument("--verbose", action="store_true", help="print the breaks that were found, too")
     args = parser.parse_args(argv)
     rules = set(args.rules.split(","))
     folders = [f.rstrip("/") for f in args.folders]
     results, skipped = [], collections.Counter()
+    if args.keep:
+        os.makedirs(args.keep, exist_ok=True)
     with ProcessPoolExecutor(args.jobs) as pool:
-        for future in [pool.submit(run_tree, f, rules, args.limit, args.seed) for f in folders]:
+        for future in [pool.submit(run_tree, f, rules, args.limit, args.seed, args.keep) for f in folders]:
             folder, mine, left_out = future.result()
             results += mine
             skipped.update(left_out)

@@ -203,6 +203,8 @@ class TorchModel:
     # ---------------------------------------------------------- attributes
     def on_Attribute(self, node):
         value = self.eval(node.value)
+        # One of several objects: what is wrong of one of them may never be what runs.
+        self.doubtful = isinstance(value, Multi) and not value.each and sum(self.obj(v) is not None for v in value.values) > 1
         results = [self.attribute(v, node.attr, node) for v in values_of(value) if not (isinstance(value, Multi) and v == Const(None))]
         if not results:
             return UNKNOWN
@@ -430,8 +432,8 @@ class TorchModel:
                 return self.new(obj.kind, items=obj.items, open=True)
             return self.each(obj.items) if obj.items else UNKNOWN
         if obj.kind == "dict":
-            if isinstance(index, Const) and index.value in obj.items:
-                return obj.items[index.value]
+            if (key := dict_key(index)) is not None and key in obj.items:
+                return obj.items[key]
             return self.each(obj.items.values()) if obj.items else UNKNOWN
         if obj.kind == "tensor":
             return self.operation(node, [value, index], "", linear=True, view=value.oid)
@@ -527,7 +529,7 @@ class TorchModel:
         if isinstance(f, Bound):
             return self.call_method(f, args, kwargs, node, open_args)
         obj = self.obj(f)
-        if obj is not None and obj.kind in ("module", "opaque") and args:
+        if obj is not None and obj.kind in ("module", "opaque") and (args or kwargs):
             self.callees.add(f.oid)
         if obj is not None and obj.kind == "module":
             return self.call_module(f, args, kwargs, node, open_args)
@@ -549,7 +551,7 @@ class TorchModel:
         numbers = frozenset(c for p in parts if isinstance(p, Number) for c in p.cuts)
         if numbers and not ins:
             return Number(numbers)
-        return self.new("opaque", origin="result", ins=tuple(ins), node=node, mode=self.st.mode)
+        return self.new("opaque", origin="result", ins=tuple(ins), node=node, mode=self.st.mode, callee=receiver.oid if receiver is not None else None)
 
     def call_opaque(self, f, obj, args, kwargs, node):
         origin = obj.origin
@@ -1169,7 +1171,7 @@ class TorchModel:
                 self.written(v, obj, value)
                 continue
             if obj.kind == "dict":
-                key = index.value if isinstance(index, Const) else None
+                key = dict_key(index)
                 if key is not None:
                     self.rebound(target, obj.items.get(key), value, stmt)
                     self.update(v, items={**obj.items, key: value})
@@ -1204,7 +1206,7 @@ class TorchModel:
                 if before is None or after is None or after.kind != "tensor" or before.kind not in ("tensor", "opaque") or o == v:
                     continue
                 sources = after.grads or ()
-                if not self.textual_update(target, stmt):
+                if not (self.textual_update(target, stmt) or self.uses(stmt.value, o)):
                     continue
                 if v.oid in self.derived and self.derived[v.oid]["old"] == o.oid:
                     continue  # a helper's own rebinding, handed back
@@ -1224,6 +1226,10 @@ class TorchModel:
                                         "mode": self.st.mode, "attribute": module, "frame": self.st.frame.name,
                                         "loop": self.loops[-1][2] if self.loops else None, "backwards": len(self.st.backwards), "last": stmt, "family": {o.oid, v.oid}})
                 self.derived[v.oid] = entry
+
+    def uses(self, node, value):
+        """Does a name in the expression stand for the object (`params[i] = p - lr * p.grad`)?"""
+        return any(value in values_of(self.find(n.id)) for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load))
 
     def replaced_parameter(self, target, old, value, stmt):
         """`self.scale = nn.Parameter(…)` while an optimizer holds the parameter that was there."""
@@ -1380,6 +1386,8 @@ class TorchModel:
                         self.update(p, grad="none")
             self.update(ref, cleared=(cleared, len(self.st.backwards)), reached=False)
             return UNKNOWN
+        if name == "step" and args and (given := self.obj(args[0])) is not None and given.kind in ("optimizer", "opaque") and given.cleared is not None:
+            return self.optimizer_method(args[0], name, [], {}, node)  # `scaler.step(optimizer)`
         if name == "step":
             if obj.cleared is not None and obj.kind in ("optimizer", "opaque"):
                 (module, stmt, call, *_rest), at = obj.cleared
@@ -1529,7 +1537,7 @@ class TorchModel:
         live |= {m for m, a in self.fed if a in live and m is not None and m in self.callees}
         for cut in cuts:
             source = self.st.heap.get(cut.source)
-            if cut.source in live:
+            if cut.source in live and cut.kind in ("item", "float"):
                 continue  # `x - x.item()`: zero in value, and x is trained
             if source is None or not (self.trains(cut.source) or self.shares_model(cut.source, live)):
                 continue
@@ -1593,6 +1601,8 @@ class TorchModel:
                 use_module, use_stmt = self.statements[-1]
                 return self.fact("zero-grad-order", call, True, module=module, stmt=stmt, use="read", use_path=use_module.path,
                                  use_span=use_module.span(use_stmt), read=use_module.source(where), backward=None)
+            return self.none_use(ref, obj, where, holder, state)
+        if obj.kind == "tensor" and obj.param and obj.rg is False and state == "none" and self.st.backwards:
             return self.none_use(ref, obj, where, holder, state)
         if obj.kind == "opaque" and state in ("unknown", "none") and (obj.param or self.iterated_argument(obj, holder)):
             return self.none_use(ref, obj, where, holder, state)
@@ -1759,6 +1769,8 @@ class TorchModel:
     def grad_seen(self, ref, node):
         """`X.grad` was evaluated, for whatever use, outside a test for `None`."""
         obj = self.obj(ref)
+        if self.doubtful:
+            return
         if obj.kind == "tensor" and obj.retained is False and not obj.hooked and self.st.backwards:
             if obj.leaf is False and obj.rg is True:
                 self.nonleaf_read(ref, obj, node, node.value if isinstance(node, ast.Attribute) else None)
@@ -1766,6 +1778,8 @@ class TorchModel:
                 self.missing_flag(ref, obj, node, node.value if isinstance(node, ast.Attribute) else node)
         elif obj.kind == "opaque" and self.st.backwards and isinstance(node, ast.Attribute):
             self.opaque_read(ref, obj, node)
+
+    doubtful = False
 
     def opaque_read(self, ref, obj, node):
         """`.grad` of something that came out of a model, or that was fed to one, neither of which we can read."""
@@ -1785,12 +1799,16 @@ class TorchModel:
                 self.fact("missing-requires-grad", node, True, holder=holder, **self.batch_repair(obj, holder, module))
             return
         outputs = [i for i in self.below(ref.oid) if i in last.reached and self.st.heap[i].origin == "result"
-                   and any(m in self.modules or m in self.trained for m in self.st.heap[i].ins)
+                   and (any(m in self.modules or m in self.trained for m in self.st.heap[i].ins) or self.part_of_model(self.st.heap[i].callee))
                    and i not in self.modules and i not in self.trained and i not in self.callees]
         if outputs and ref.oid not in self.modules and obj.leaf is not True and obj.rg is not True:
             self.fact("retain-grad", node, True, holder=holder, backward=(last.path, last.span, last.statement),
                       place=self.retain_place(ref, last, module, node.value), reached=False, certain=False, caller=self.caller(node.value),
                       **{**self.creation(obj), "created": None})
+
+    def part_of_model(self, callee):
+        """`model.encoder`, `model.get_input_embeddings()`: something that came out of an object which is called as a model is."""
+        return callee is not None and bool((self.below(callee) - {callee}) & (self.modules | self.trained | self.callees))
 
     def batch_repair(self, obj, holder, module):
         from gradfix.findings import InsertInBody, ReplaceExpression
@@ -1979,6 +1997,19 @@ class TorchModel:
         return [self.new("opaque", origin="argument", made_after=0) for _ in range(count)], {k.arg: UNKNOWN for k in a.kwonlyargs}
 
 
+
+
+def dict_key(index):
+    """How a key is known: by its value, else by the object that it is; None where it is unknown."""
+    if isinstance(index, Const):
+        try:
+            hash(index.value)
+        except TypeError:
+            return None
+        return index.value
+    if isinstance(index, Multi) and all(isinstance(v, Ref) for v in index.values):
+        return "*" + ",".join(str(v.oid) for v in index.values)
+    return f"*{index.oid}" if isinstance(index, Ref) else None
 
 
 def is_assertion(stmt):

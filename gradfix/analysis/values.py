@@ -119,7 +119,7 @@ class Obj:
     DEFAULTS = {
         **dict.fromkeys(
             ("leaf", "rg", "dtype", "module", "node", "statement", "cls", "origin", "lost", "view", "mode", "cleared", "made_after",
-             "emptied", "flagged", "numeric", "conversion", "grads")
+             "emptied", "flagged", "numeric", "conversion", "grads", "callee")
         ),
         **dict.fromkeys(("retained", "param", "open", "reached", "hooked", "computed", "misspelt", "partial"), False),
         "ins": (), "items": (), "grad": "unknown", "dead": frozenset(), "alive": True,
