@@ -76,6 +76,8 @@ def repair(facts, fact):
     dtype = next((k for k in call.keywords if k.arg == "dtype"), None)
     if dtype is not None:
         return torch and Fix(Applicability.SAFE, "Use a floating dtype", (ReplaceExpression(path, syntax.span(dtype.value), f"{torch}.float32"),))
+    if name in ("long", "int", "short", "bool", "char", "byte"):
+        return Fix(Applicability.SAFE, "Convert it to floating point", (ReplaceExpression(path, span, "__expr__.float()"),))
     if name in ("LongTensor", "IntTensor") and isinstance(call.func, ast.Attribute):
         return Fix(Applicability.SAFE, "Make a floating tensor", (RenameAttribute(path, syntax.span(call.func), "FloatTensor"),))
     if name in ("tensor", "full") and call.args and (edits := floating_literals(syntax, path, call.args[-1 if name == "full" else 0])):

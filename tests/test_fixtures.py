@@ -3,23 +3,11 @@
 A line that must be reported ends in `# expect: CODE`; files named `ok_*` hold look-alikes.
 """
 
-import ast
-import difflib
-import re
-import shutil
-from pathlib import Path
-
 import pytest
+from fixture_support import FIXTURES, RULES, SHOWCASE, apply, check, diff, expected, fixture_id, found, repaired
 from syrupy.extensions.single_file import SingleFileSnapshotExtension, WriteMode
-from typer.testing import CliRunner
 
-from gradfix.analysis import Facts, Project, observe
-from gradfix.cli import app
-from gradfix.codemod import load
-
-FIXTURES = sorted(p for p in (Path(__file__).parent.parent / "fixtures").glob("*/*.py") if p.parent.name != "showcase")
-RULES = [rule for rule in load() if rule.code != "GF001"]
-ids = [f"{p.parent.name}-{p.stem}" for p in FIXTURES]
+every_fixture = pytest.mark.parametrize("path", FIXTURES, ids=map(fixture_id, FIXTURES))
 
 
 class DiffExtension(SingleFileSnapshotExtension):
@@ -32,48 +20,43 @@ def diff_snapshot(snapshot):
     return snapshot.use_extension(DiffExtension)
 
 
-def findings(path):
-    project = Project((str(path),))
-    observations = observe(project, [str(path)])
-    assert not observations.problems
-    facts = Facts(project, [observations])
-    return {(f.code, f.span.row) for rule in RULES for f in rule.run(facts)}
-
-
-def apply(path):
-    return CliRunner().invoke(app, ["apply", str(path), "--isolated", "--unsafe-fixes", "--no-cache", "--quiet"])
-
-
-@pytest.mark.parametrize("path", FIXTURES, ids=ids)
+@every_fixture
 def test_reports(path):
-    expected = {
-        (code, row)
-        for row, line in enumerate(path.read_text().splitlines(), 1)
-        for code in re.findall(r"# expect: (GF\d+)", line)
-    }
-    assert bool(expected) != path.stem.startswith("ok_")
-    assert findings(path) == expected
+    assert bool(expected(path)) != path.stem.startswith("ok_"), "a mistake has `# expect:`, a look-alike has none"
+    result = check(path.read_bytes())
+    assert not result.problems
+    assert found(result) == expected(path)
 
 
-@pytest.mark.parametrize("path", FIXTURES, ids=ids)
-def test_repair(path, tmp_path, diff_snapshot):
-    copy = tmp_path / path.name
-    shutil.copy(path, copy)
-    before = copy.read_text()
-    result = apply(copy)
-    assert result.exit_code in (0, 1), result.output
-    after = copy.read_text()
-    ast.parse(after)
-    apply(copy)
-    assert copy.read_text() == after, "a second run changes something"
+@every_fixture
+def test_repair(path, diff_snapshot):
+    before = path.read_bytes()
+    after, applied = repaired(path)
+    assert not applied.result.problems
+    compile(after, path.name, "exec", dont_inherit=True)
     if path.stem.startswith("ok_"):
         assert after == before
     else:
-        diff = difflib.unified_diff(before.splitlines(True), after.splitlines(True), "before", "after")
-        assert "".join(diff) == diff_snapshot
+        assert diff(before, after) == diff_snapshot
+        assert {f.code for f in applied.result.findings} <= {rule.code for rule in RULES if not rule.fixable}
+    again, _ = apply(after)
+    assert again == after, "a second run changes something"
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
 def test_every_rule_has_fixtures(rule):
-    names = [p.stem for p in FIXTURES if p.parent.name == rule.name]
-    assert any(not n.startswith("ok_") for n in names) and any(n.startswith("ok_") for n in names), names
+    mine = [p for p in FIXTURES if p.parent.name == rule.name]
+    mistakes = [p for p in mine if not p.stem.startswith("ok_")]
+    assert sum(len(expected(p)) for p in mistakes) >= 4
+    assert len(mine) - len(mistakes) >= 2
+    assert all(rule.code in {code for code, _ in expected(p)} for p in mistakes)
+
+
+def test_showcase_holds_each_core_mistake_once(diff_snapshot):
+    before = SHOWCASE.read_bytes()
+    assert sorted(f.code for f in check(before).findings) == [
+        "GF101", "GF102", "GF201", "GF202", "GF203", "GF301", "GF302", "GF401", "GF501", "GF502",
+    ]  # fmt: skip
+    after, applied = apply(before)
+    assert not applied.result.problems and [f.code for f in applied.result.findings] == ["GF401"]
+    assert diff(before, after) == diff_snapshot

@@ -1,43 +1,75 @@
 """The documentation of each rule: its headings, and that its own example behaves as it says."""
 
 import re
+from pathlib import Path
 
 import pytest
+from fixture_support import ROOT, RULES, apply, check
 from typer.testing import CliRunner
 
-from gradfix.analysis import Facts, Project, observe
 from gradfix.cli import app
-from gradfix.codemod import load
 
-RULES = [rule for rule in load() if rule.code != "GF001"]
 HEADINGS = ["What it does", "Why it is wrong", "Example", "Instead", "Fix safety", "References"]
+SNAPSHOTS = Path(__file__).parent / "__snapshots__" / "test_fixtures"
+every_rule = pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
 
 
 def sections(rule):
     parts = re.split(r"^(.+)\n-+$", rule.doc, flags=re.M)
+    assert not parts[0].strip()
     return dict(zip(parts[1::2], parts[2::2]))
 
 
 def program(rule, heading):
-    return re.search(r"```python\n(.*?)```", sections(rule)[heading], re.S)[1]
+    (code,) = re.findall(r"```python\n(.*?)```", sections(rule)[heading], re.S)
+    return code.encode()
 
 
-def codes(path):
-    project = Project((str(path),))
-    facts = Facts(project, [observe(project, [str(path)])])
-    return {f.code for rule in RULES for f in rule.run(facts)}
+def codes(data):
+    result = check(data)
+    assert not result.problems
+    return {f.code for f in result.findings}
 
 
-@pytest.mark.parametrize("rule", RULES, ids=lambda r: r.name)
-def test_documentation(rule, tmp_path):
+@every_rule
+def test_headings(rule):
     assert list(sections(rule)) == HEADINGS
-    wrong, right = tmp_path / "wrong.py", tmp_path / "right.py"
-    wrong.write_text(program(rule, "Example"))
-    right.write_text(program(rule, "Instead"))
+    for heading in HEADINGS:
+        assert sections(rule)[heading].strip(), f"nothing under {heading}"
+    assert re.search(r"https://", sections(rule)["References"])
+
+
+@every_rule
+def test_example_and_instead(rule):
+    wrong = program(rule, "Example")
     assert codes(wrong) == {rule.code}
-    assert codes(right) == set()
-    shown = CliRunner().invoke(app, ["rule", rule.name])
-    assert shown.exit_code == 0 and "Why it is wrong" in shown.output
+    assert codes(program(rule, "Instead")) == set()
+    after, applied = apply(wrong)
+    assert (after != wrong) == rule.fixable
     if rule.fixable:
-        CliRunner().invoke(app, ["apply", str(wrong), "--isolated", "--unsafe-fixes", "--no-cache"])
-        assert rule.code not in codes(wrong)
+        assert rule.code not in {f.code for f in applied.result.findings}
+
+
+@every_rule
+def test_rule_is_explained(rule):
+    for word in (rule.name, rule.code):
+        shown = CliRunner().invoke(app, ["rule", word])
+        assert shown.exit_code == 0
+        assert all(heading in shown.output for heading in HEADINGS)
+        assert rule.name in shown.output and rule.code in shown.output
+
+
+@every_rule
+def test_fixture_folder_and_snapshot(rule):
+    mistakes = [p for p in (ROOT / rule.name).glob("*.py") if not p.stem.startswith("ok_")]
+    assert mistakes
+    for path in mistakes:
+        assert (SNAPSHOTS / f"test_repair[{rule.name}-{path.stem}].diff").is_file(), path
+
+
+def test_codes_and_names_are_unique():
+    assert len({rule.code for rule in RULES}) == len({rule.name for rule in RULES}) == len(RULES)
+    folders = {p.name for p in ROOT.iterdir() if p.is_dir()} - {"showcase"}
+    assert folders <= {rule.name for rule in RULES}, "a fixture folder without a rule"
+    listed = CliRunner().invoke(app, ["rules"]).output
+    assert all(rule.code in listed and rule.name in listed for rule in RULES)
