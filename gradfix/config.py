@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Sequence
+from typing import Protocol
 
 import msgspec
-
-from gradfix.codemod import Codemod
 
 try:
     import tomllib
@@ -21,6 +20,14 @@ NEWEST_TORCH = (2, 13)
 
 class ConfigError(Exception):
     pass
+
+
+class Rule(Protocol):
+    """What the selectors need to know of a rule; the floor above says what a rule is."""
+
+    code: str
+    name: str
+    default_on: bool
 
 
 class Config(msgspec.Struct, forbid_unknown_fields=True, rename="kebab", kw_only=True):
@@ -125,7 +132,7 @@ def split(values: Iterable[str] | None) -> list[str]:
     return [part.strip() for value in values or () for part in value.split(",") if part.strip()]
 
 
-def matching(selector: str, rules: Sequence[Codemod]) -> tuple[int, set[str]]:
+def matching(selector: str, rules: Sequence[Rule]) -> tuple[int, set[str]]:
     """(how specific it is, codes) of a code, a prefix of codes, a name, or ALL."""
     if selector.upper() == "ALL":
         return 0, {r.code for r in rules}
@@ -142,11 +149,11 @@ def matching(selector: str, rules: Sequence[Codemod]) -> tuple[int, set[str]]:
     raise ConfigError(f"unknown rule {selector!r}" + (f" (did you mean {near[0]!r}?)" if near else ""))
 
 
-def codes(selectors: Iterable[str], rules: Sequence[Codemod]) -> set[str]:
+def codes(selectors: Iterable[str], rules: Sequence[Rule]) -> set[str]:
     return {code for s in selectors for code in matching(s, rules)[1]}
 
 
-def default_codes(rules: Sequence[Codemod]) -> set[str]:
+def default_codes(rules: Sequence[Rule]) -> set[str]:
     return {r.code for r in rules if r.default_on and not r.code.startswith("GF9")}
 
 
@@ -164,7 +171,7 @@ def _layer(start: set[str], select, extend, ignore, rules) -> set[str]:
 
 
 def selected(
-    rules: Sequence[Codemod],
+    rules: Sequence[Rule],
     config: Config,
     select: Sequence[str] | None = None,
     extend_select: Sequence[str] = (),
