@@ -99,7 +99,7 @@ class Session:
 
     def __init__(self, paths, o: dict):
         from gradfix import codemod, config, discovery
-        from gradfix.engine import Settings
+        from gradfix.engine import settings_from
 
         self.paths = list(paths or ["."])
         self.stdin = "-" in self.paths
@@ -121,27 +121,16 @@ class Session:
                 elif o["config"]:
                     raise ConfigError(f"{path}: has no [tool.gradfix]")
         split = config.split
-        select = None if o["select"] is None else split(o["select"])
-        active = config.selected(rules, conf, select, split(o["extend_select"]), split(o["ignore"]))
-        torch = o["target_torch"] or conf.target_torch
-        per_file = [
-            (discovery.Patterns(base, [pattern]), config.codes(split(selectors), rules))
-            for pattern, selectors in conf.per_file_ignores.items()
-        ]
-
-        def ignored_in(path: str) -> set[str]:
-            absolute = os.path.abspath(path)
-            return set().union(*(codes for patterns, codes in per_file if patterns.verdict(absolute)))
-
-        self.settings = Settings(
-            rules=rules,
-            active=active,
-            target_torch=config.parse_torch(torch) if torch else config.NEWEST_TORCH,
-            unfixable=config.codes(conf.unfixable + split(o["unfixable"]), rules),
-            safe_anyway=config.codes(conf.extend_safe_fixes + split(o["extend_safe_fixes"]), rules),
+        self.settings = settings_from(
+            conf, base, rules,
+            select=None if o["select"] is None else split(o["select"]),
+            extend_select=split(o["extend_select"]),
+            ignore=split(o["ignore"]),
+            unfixable=split(o["unfixable"]),
+            extend_safe_fixes=split(o["extend_safe_fixes"]),
+            target_torch=o["target_torch"],
             unsafe_fixes=o.get("unsafe_fixes", False),
-            ignored_in=ignored_in,
-        )
+        )  # fmt: skip
         chosen = o["output_format"]
         self.format = chosen.value if chosen is not None else conf.output_format or "full"
         self.excludes = [discovery.Patterns(base, conf.exclude), discovery.Patterns(os.getcwd(), split(o["exclude"]))]

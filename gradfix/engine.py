@@ -5,13 +5,14 @@ from __future__ import annotations
 import difflib
 import hashlib
 import io
+import os
 import tokenize
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from gradfix import suppressions
+from gradfix import config, discovery, suppressions
 from gradfix.codemod import UNUSED_SUPPRESSION, Codemod
 from gradfix.findings import Applicability, Edit, Finding, Problem
 from gradfix.preview import by_path
@@ -32,6 +33,42 @@ class Settings:
     safe_anyway: set[str] = field(default_factory=set)  # rules whose unsafe fixes count as safe
     unsafe_fixes: bool = False
     ignored_in: Callable[[str], set[str]] = lambda path: set()  # per-file-ignores
+    only: frozenset[str] | None = None  # the files that fixes may change (None: all)
+
+
+def settings_from(
+    conf: config.Config,
+    base: str,
+    rules: Sequence[Codemod],
+    *,
+    select: Sequence[str] | None = None,
+    extend_select: Sequence[str] = (),
+    ignore: Sequence[str] = (),
+    unfixable: Sequence[str] = (),
+    extend_safe_fixes: Sequence[str] = (),
+    target_torch: str | None = None,
+    unsafe_fixes: bool = False,
+) -> Settings:
+    """The config of the folder `base`, with what the command line puts on top."""
+    torch = target_torch or conf.target_torch
+    per_file = [
+        (discovery.Patterns(base, [pattern]), config.codes(config.split(selectors), rules))
+        for pattern, selectors in conf.per_file_ignores.items()
+    ]
+
+    def ignored_in(path: str) -> set[str]:
+        absolute = os.path.abspath(path)
+        return set().union(*(codes for patterns, codes in per_file if patterns.verdict(absolute)))
+
+    return Settings(
+        rules=rules,
+        active=config.selected(rules, conf, select, extend_select, ignore),
+        target_torch=config.parse_torch(torch) if torch else config.NEWEST_TORCH,
+        unfixable=config.codes([*conf.unfixable, *unfixable], rules),
+        safe_anyway=config.codes([*conf.extend_safe_fixes, *extend_safe_fixes], rules),
+        unsafe_fixes=unsafe_fixes,
+        ignored_in=ignored_in,
+    )
 
 
 @dataclass
@@ -52,7 +89,7 @@ def make_project(files: Sequence[str], overlay: dict[str, bytes], settings: Sett
 def check(files: Sequence[str], settings: Settings, runner: Runner, overlay: dict[str, bytes] | None = None) -> Result:
     from gradfix.analysis import Facts
 
-    project = make_project(files, overlay or {}, settings)
+    project = runner.project(files, overlay or {}, settings.target_torch)
     parts = runner.observe(project, list(files))
     problems = [p for part in parts for p in part.problems]
     marked = {path for part in parts for path in part.marked}
@@ -221,6 +258,8 @@ def _one_round(
     A fix that can't be made even by itself goes into `refused`; the others go on.
     """
     writable = set(result.files) - frozen - result.skipped
+    if settings.only is not None:
+        writable &= settings.only
     todo: list[Finding] = []
     seen: set[tuple[Edit, ...]] = set()
     for finding in result.findings:

@@ -174,6 +174,12 @@ class Runner:
             self._pool.shutdown(wait=not cancel, cancel_futures=True)
             self._pool = None
 
+    def project(self, files: Sequence[str], overlay: dict[str, bytes], target_torch: tuple[int, int]):
+        """The project of one check (the language server's runner keeps its own from check to check)."""
+        from gradfix.analysis import Project
+
+        return Project(tuple(files), dict(overlay), target_torch)
+
     def observe(self, project, paths: Sequence[str]) -> list[Part]:
         if not paths:
             return []

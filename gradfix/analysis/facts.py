@@ -47,10 +47,8 @@ class Facts:
 
     def syntax(self, path: str):
         """The parsed file with parent links (made once)."""
-        from gradfix.analysis.syntax import Syntax
-
         if path not in self._syntax:
-            self._syntax[path] = Syntax(self.project.module(path))
+            self._syntax[path] = self.project.module(path).syntax
         return self._syntax[path]
 
     def bad(self, kind: str):

@@ -6,7 +6,7 @@ import ast
 import os
 import re
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property
 
 from gradfix.findings import Span
 
@@ -155,6 +155,12 @@ class Module:
         if self._lines is None:
             self._lines = re.split("\r\n|\r|\n", self.text)
         return self._lines
+
+    @cached_property
+    def syntax(self):
+        from gradfix.analysis.syntax import Syntax
+
+        return Syntax(self)
 
     def _chars(self, row: int, byte_col: int) -> int:
         line = self.lines[row - 1] if row <= len(self.lines) else ""
