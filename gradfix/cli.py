@@ -489,6 +489,24 @@ def rule(
     print(printable("\n\n".join(blocks), sys.stdout))
 
 
+@app.command()
+def server(
+    select: Select = None,
+    ignore: Ignore = None,
+    extend_select: ExtendSelect = None,
+    config: ConfigFile = None,
+    isolated: Isolated = False,
+    target_torch: Torch = None,
+    stdio: Annotated[bool, typer.Option("--stdio", hidden=True)] = True,  # some editors always pass it
+):
+    """Run the language server for editors, over stdin and stdout."""
+    try:
+        from gradfix.server import command
+    except ModuleNotFoundError as error:
+        raise UsageError(f"the language server needs {error.name}: pip install 'gradfix[lsp]'") from None
+    command.run(select, ignore, extend_select, config, isolated, target_torch)
+
+
 def run(arguments: list[str] | None = None) -> int:
     """The exit code of a command line: never a traceback for what a user can cause."""
     import warnings

@@ -10,6 +10,7 @@ ROOT = Path(__file__).parent.parent
 # Highest first.  A line holds siblings: `|` may not import each other, `:` may.
 LAYERS = """\
     gradfix.cli
+    gradfix.server
     gradfix.reports
     gradfix.engine
     gradfix.runner
@@ -49,6 +50,7 @@ source_modules =
     gradfix.engine
     gradfix.runner
     gradfix.reports
+    gradfix.server
     codemods
 forbidden_modules = torch
 """

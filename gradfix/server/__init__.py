@@ -1,0 +1,1 @@
+"""The language server: findings, fixes and rule documentation inside an editor."""

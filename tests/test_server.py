@@ -1,0 +1,266 @@
+"""The language server, spoken to by a real client over stdio."""
+
+import asyncio
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("pygls")
+pytest.importorskip("pytest_lsp")
+
+import pytest_asyncio  # noqa: E402
+from lsprotocol import types  # noqa: E402
+from pygls import uris  # noqa: E402
+from pygls.exceptions import JsonRpcException  # noqa: E402
+from pytest_lsp.client import DEFAULT_CLIENT_FEATURES, LanguageClient, default_converter, register_lsp_features  # noqa: E402
+
+from gradfix import codemod, engine  # noqa: E402
+from gradfix.config import Config  # noqa: E402
+from gradfix.runner import Runner  # noqa: E402
+
+ROOT = Path(__file__).parent.parent
+RETAIN = """\
+import torch
+
+w = torch.randn(3, requires_grad=True)
+h = w * 2
+h.sum().backward()
+{before}print(h.grad)
+"""
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+class Editor:
+    """What an editor does, with the texts that it holds and every diagnostic that it was sent."""
+
+    def __init__(self, client):
+        self.client, self.texts, self.versions, self.sent = client, {}, {}, {}
+        self.messages, self.registered = [], []
+        self.news = asyncio.Condition()
+
+        @client.feature(types.TEXT_DOCUMENT_PUBLISH_DIAGNOSTICS)
+        async def published(params):
+            async with self.news:
+                self.sent.setdefault(params.uri, []).append(params)
+                self.news.notify_all()
+
+        @client.feature(types.WINDOW_SHOW_MESSAGE)
+        async def shown(params):
+            async with self.news:
+                self.messages.append(params.message)
+                self.news.notify_all()
+
+        @client.feature(types.CLIENT_REGISTER_CAPABILITY)
+        def register(params):
+            self.registered.extend(params.registrations)
+
+        others = {m: f for m, f in DEFAULT_CLIENT_FEATURES.items() if m not in client.protocol.fm.features}
+        register_lsp_features(client, others)
+
+    def open(self, path, text=None, language="python"):
+        uri = uris.from_fs_path(str(path)) if isinstance(path, Path) else path
+        text = path.read_bytes().decode() if text is None else text
+        self.texts[uri], self.versions[uri] = text, 1
+        self.client.text_document_did_open(
+            types.DidOpenTextDocumentParams(types.TextDocumentItem(uri, language, 1, text))
+        )
+        return uri
+
+    def type(self, uri, text):
+        self.texts[uri] = text
+        self.versions[uri] += 1
+        self.client.text_document_did_change(
+            types.DidChangeTextDocumentParams(
+                types.VersionedTextDocumentIdentifier(uri=uri, version=self.versions[uri]),
+                [types.TextDocumentContentChangeWholeDocument(text)],
+            )
+        )
+
+    def close(self, uri):
+        self.client.text_document_did_close(types.DidCloseTextDocumentParams(types.TextDocumentIdentifier(uri)))
+
+    def changed_on_disk(self, *paths):
+        events = [types.FileEvent(uris.from_fs_path(str(p)), types.FileChangeType.Changed) for p in paths]
+        self.client.workspace_did_change_watched_files(types.DidChangeWatchedFilesParams(events))
+
+    def folders(self, added=(), removed=()):
+        def of(paths):
+            return [types.WorkspaceFolder(uris.from_fs_path(str(p)), p.name) for p in paths]
+
+        event = types.WorkspaceFoldersChangeEvent(of(added), of(removed))
+        self.client.workspace_did_change_workspace_folders(types.DidChangeWorkspaceFoldersParams(event))
+
+    async def until(self, true, what):
+        async with self.news:
+            try:
+                await asyncio.wait_for(self.news.wait_for(true), 20)
+            except asyncio.TimeoutError:
+                raise AssertionError(f"never saw {what}; sent: {self.sent}") from None
+
+    async def diagnostics(self, uri):
+        """Those of the text as it is now."""
+        version = self.versions[uri]
+        await self.until(lambda: any(p.version == version for p in self.sent.get(uri, ())), f"version {version} of {uri}")
+        return self.sent[uri][-1].diagnostics
+
+    async def codes(self, uri):
+        return [d.code for d in await self.diagnostics(uri)]
+
+    async def until_codes(self, uri, codes):
+        await self.until(lambda: uri in self.sent and [d.code for d in self.sent[uri][-1].diagnostics] == codes, codes)
+
+    async def actions(self, uri, where=None, only=None):
+        everywhere = types.Range(types.Position(0, 0), types.Position(100_000, 0))
+        context = types.CodeActionContext(diagnostics=[], only=only)
+        params = types.CodeActionParams(types.TextDocumentIdentifier(uri), where or everywhere, context)
+        return await self.client.text_document_code_action_async(params)
+
+    async def edited(self, action):
+        """uri -> text, as the action would leave it."""
+        if action.edit is None:
+            action = await self.client.code_action_resolve_async(action)
+        out = {}
+        for edit in action.edit.document_changes:
+            uri = edit.text_document.uri
+            assert edit.text_document.version == self.versions.get(uri)
+            out[uri] = applied(self.texts[uri], edit.edits)
+        return out
+
+
+def applied(text, edits, encoding="utf-16-le", width=2):
+    """Text edits applied as the specification says, by another route than the server's."""
+    lines = text.replace("\r\n", "\0\0").replace("\r", "\n").replace("\0\0", "\r\n").split("\n")
+    starts = [0]
+    for line in lines:
+        starts.append(starts[-1] + len(line) + 1)
+
+    def offset(position):
+        if position.line >= len(lines):
+            return len(text)
+        line = text[starts[position.line] : starts[position.line + 1]]
+        return starts[position.line] + len(line.encode(encoding)[: position.character * width].decode(encoding))
+
+    for edit in sorted(edits, key=lambda e: (e.range.start.line, e.range.start.character), reverse=True):
+        text = text[: offset(edit.range.start)] + edit.new_text + text[offset(edit.range.end) :]
+    return text
+
+
+def capabilities(resolve=True, encodings=None):
+    return types.ClientCapabilities(
+        general=types.GeneralClientCapabilities(position_encodings=encodings) if encodings else None,
+        workspace=types.WorkspaceClientCapabilities(
+            workspace_edit=types.WorkspaceEditClientCapabilities(document_changes=True),
+            did_change_watched_files=types.DidChangeWatchedFilesClientCapabilities(dynamic_registration=True),
+        ),
+        text_document=types.TextDocumentClientCapabilities(
+            code_action=types.CodeActionClientCapabilities(
+                data_support=True, resolve_support=types.ClientCodeActionResolveOptions(["edit"]) if resolve else None
+            )
+        ),
+    )
+
+
+async def start(folders=(), **how):
+    client = LanguageClient(converter_factory=default_converter)
+    editor = Editor(client)
+    await client.start_io(sys.executable, "-m", "gradfix", "server", "--stdio")
+    await client.initialize_session(
+        types.InitializeParams(
+            capabilities(**how), workspace_folders=[types.WorkspaceFolder(uris.from_fs_path(str(f)), f.name) for f in folders]
+        )
+    )
+    return editor
+
+
+async def stop(editor):
+    await asyncio.wait_for(editor.client.shutdown_session(), 20)
+    await editor.client.stop()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def session(tmp_path_factory):
+    editor = await start([tmp_path_factory.mktemp("elsewhere")])
+    yield editor
+    await stop(editor)
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def editor(session, tmp_path):
+    """The session, with the test's folder in its workspace."""
+    session.folders(added=[tmp_path])
+    yield session
+    for uri in list(session.texts):
+        session.close(uri)
+        del session.texts[uri], session.versions[uri]
+        session.sent.pop(uri, None)
+    session.messages.clear()
+    session.folders(removed=[tmp_path])
+
+
+async def test_a_finding_as_the_text_is_opened(editor, tmp_path):
+    uri = editor.open(tmp_path / "é.py", RETAIN.format(before='s = "𝄞é"; '))
+    (found,) = await editor.diagnostics(uri)
+    assert (found.code, found.source, found.severity) == ("GF101", "gradfix", types.DiagnosticSeverity.Error)
+    # `s = "𝄞é"; print(` is 16 code points, 17 UTF-16 units.
+    assert found.range == types.Range(types.Position(5, 17), types.Position(5, 23))
+    assert "retain_grad" in found.message
+    assert {(r.location.uri, r.location.range.start.line) for r in found.related_information} == {(uri, 4), (uri, 3)}
+
+
+@pytest.mark.parametrize("encoding, column", [("utf-8", 20), ("utf-32", 16)])
+async def test_positions_in_the_units_that_the_client_asks_for(tmp_path, encoding, column):
+    editor = await start([tmp_path], encodings=[encoding])
+    uri = editor.open(tmp_path / "a.py", RETAIN.format(before='s = "𝄞é"; '))
+    (found,) = await editor.diagnostics(uri)
+    assert found.range.start == types.Position(5, column)
+    hover = await hovered(editor, uri, 5, column + 2)
+    assert hover.range == found.range
+    await stop(editor)
+
+
+async def hovered(editor, uri, line, character):
+    params = types.HoverParams(types.TextDocumentIdentifier(uri), types.Position(line, character))
+    return await editor.client.text_document_hover_async(params)
+
+
+def as_apply_does(path, unsafe=False):
+    """The findings in a file, what `gradfix apply` makes of it, and how many it fixed for that."""
+    settings = engine.settings_from(Config(), str(ROOT), codemod.load(), unsafe_fixes=unsafe)
+    with Runner(1) as runner:
+        found = engine.check([str(path)], settings, runner).findings
+        done = engine.apply([str(path)], settings, runner)
+    return found, done.after.get(str(path), path.read_bytes()).decode(), len(done.fixed)
+
+
+FIXTURES = sorted((ROOT / "fixtures").glob("*/*.py"))[:: int(os.environ.get("GRADFIX_EVERY", 10))]
+
+
+async def test_fixes_are_those_of_apply(editor, tmp_path):
+    """Every fixture, with characters beyond ASCII in front and CRLF in every second one."""
+    single = total = 0
+    for number, fixture in enumerate(FIXTURES):
+        text = 's = "𝄞é"\n' + fixture.read_text()
+        path = tmp_path / f"{number}.py"
+        path.write_bytes(text.replace("\n", "\r\n" if number % 2 else "\n").encode())
+        uri = editor.open(path)
+        found, after, _ = as_apply_does(path)
+        assert [(d.code, d.range.start.line + 1) for d in await editor.diagnostics(uri)] == [(f.code, f.span.row) for f in found]
+        actions = await editor.actions(uri)
+        fixes = [a for a in actions if a.kind == types.CodeActionKind.QuickFix]
+        assert len(fixes) == sum(f.fix is not None for f in found)
+        fix_all = [a for a in actions if a.kind == "source.fixAll.gradfix"]
+        if fix_all:
+            assert (await editor.edited(fix_all[0]))[uri] == after, fixture
+            total += 1
+        else:
+            assert after == editor.texts[uri], fixture
+        if len(fixes) == 1:
+            _, wanted, rounds = as_apply_does(path, unsafe=True)
+            if rounds == 1:
+                assert (await editor.edited(fixes[0]))[uri] == wanted, fixture
+                single += 1
+        editor.close(uri)
+        path.unlink()
+    assert single and total
