@@ -27,6 +27,12 @@ class Format(str, enum.Enum):
     concise = "concise"
     json = "json"
     json_lines = "json-lines"
+    sarif = "sarif"
+    rdjson = "rdjson"
+    rdjsonl = "rdjsonl"
+    github = "github"
+    gitlab = "gitlab"
+    junit = "junit"
 
 
 class UsageError(Exception):
@@ -167,7 +173,7 @@ class Session:
         self.all_problems = problems
         findings = [engine.with_settings(f, self.settings) for f in result.findings]
         fixes = preview.Fixes(result.project)
-        if self.format != "concise" and not self.statistics:
+        if self.format not in ("concise", "github", "gitlab", "junit") and not self.statistics:
             fixes.prepare(findings, runner)
         opened = None
         if self.output_file is not None:
@@ -186,6 +192,7 @@ class Session:
                 unsafe_fixes=self.settings.unsafe_fixes,
                 command=command,
                 files=len(self.files),
+                rules=self.settings.rules,
                 **more,
             )
             if self.statistics:

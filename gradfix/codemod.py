@@ -37,6 +37,7 @@ class Codemod:
         promises: Iterable[Verdict] = (Verdict.GAINED,),
         default_on: bool = True,
         fixable: bool = True,
+        url: str | None = None,
     ):
         if not re.fullmatch(r"[A-Z]+[0-9]+", code):
             raise RegistryError(f"{module_name}: {code!r} is no rule code (letters, then digits)")
@@ -46,6 +47,7 @@ class Codemod:
         self.promises = tuple(promises)
         self.default_on = default_on
         self.fixable = fixable
+        self.url = url  # a page about the rule, where there is one
         self._check: Callable[..., Iterable[Finding]] | None = None
 
     @property

@@ -14,7 +14,7 @@ try:
 except ImportError:  # Python 3.10
     import tomli as tomllib
 
-FORMATS = ("full", "concise", "json", "json-lines")
+FORMATS = ("full", "concise", "json", "json-lines", "sarif", "rdjson", "rdjsonl", "github", "gitlab", "junit")
 NEWEST_TORCH = (2, 13)
 
 

@@ -41,6 +41,15 @@ class Replacement:
     end_column: int
 
 
+@dataclass(frozen=True, slots=True)
+class Suggestion:
+    """Rows `row` to `end_row` (from 1, both included) become `text`, which has no final newline."""
+
+    row: int
+    end_row: int
+    text: str
+
+
 def changes(old: Sequence[str], new: Sequence[str]) -> tuple[Change, ...]:
     head = 0
     while head < len(old) and head < len(new) and old[head] == new[head]:
@@ -58,6 +67,41 @@ def changes(old: Sequence[str], new: Sequence[str]) -> tuple[Change, ...]:
 
 def replacements(old: Sequence[str], changed: Iterable[Change]) -> list[Replacement]:
     return [Replacement("".join(c.new), *_start(old, c.start), *_start(old, c.end)) for c in changed]
+
+
+FAR = 10  # unchanged lines between the changes of one fix; with more of them a reviewer can't see what it does
+
+
+def suggestion(old: Sequence[str], changed: Sequence[Change]) -> Suggestion | None:
+    """The changes as one replacement of whole lines; None where no such replacement says the same.
+
+    An insertion takes a neighbouring line along, and so does what leaves nothing or only blank lines behind: readers
+    disagree about what an empty text means.
+    """
+    if not changed:
+        return None
+    start, end = changed[0].start, changed[-1].end
+    if end - start - sum(c.end - c.start for c in changed) > FAR:
+        return None
+    new, at = [], start
+    for change in changed:
+        new += [*old[at : change.start], *change.new]
+        at = change.end
+    if start == end or not "".join(new).strip():
+        if end < len(old):
+            new.append(old[end])
+            end += 1
+        elif start:
+            new.insert(0, old[start - 1])
+            start -= 1
+    if start == end or not "".join(new).strip():
+        return None
+    text, newline = "".join(new), _newline(old[end - 1])
+    return Suggestion(start + 1, end, text.removesuffix(newline)) if _newline(text) == newline else None
+
+
+def _newline(text: str) -> str:
+    return next((end for end in ("\r\n", "\n", "\r") if text.endswith(end)), "")
 
 
 def _start(lines: Sequence[str], index: int) -> tuple[int, int]:
@@ -100,6 +144,11 @@ class Fixes:
         """The fix as replacements in `path`.  None of them when it touches other files too: half a fix is none."""
         changed = self.changed(fix)
         return replacements(self.lines(path), changed[path]) if set(changed) == {path} else []
+
+    def suggestion(self, path: str, fix: Fix) -> Suggestion | None:
+        """The fix as one replacement of whole lines in `path`; None where it is not one."""
+        changed = self.changed(fix)
+        return suggestion(self.lines(path), changed[path]) if set(changed) == {path} else None
 
     def _compute(self, path: str, edits: tuple[Edit, ...]) -> tuple[Change, ...] | None:
         from gradfix.rewriting import rewrite

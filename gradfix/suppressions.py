@@ -105,7 +105,7 @@ def parse(path: str, text: str) -> Suppressions:
     out = Suppressions(path)
     if not MARK.search(text.encode("utf-8", "replace")):
         return out
-    for row, col, comment in _comments(text):
+    for row, col, comment in comments(text):
         if SKIP.search(comment):
             out.skip = True
         for match in IGNORE.finditer(comment):
@@ -124,7 +124,7 @@ def parse(path: str, text: str) -> Suppressions:
     return out
 
 
-def _comments(text: str):
+def comments(text: str):
     try:
         for token in tokenize.generate_tokens(io.StringIO(text, newline="").readline):
             if token.type == tokenize.COMMENT:

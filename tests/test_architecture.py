@@ -11,14 +11,15 @@ ROOT = Path(__file__).parent.parent
 LAYERS = """\
     gradfix.cli
     gradfix.server
-    gradfix.reports
+    gradfix.reports : gradfix.baseline
     gradfix.engine
-    gradfix.runner
+    gradfix.preview : gradfix.fingerprints
+    gradfix.runner : gradfix.suppressions
     codemods
     gradfix.codemod
     gradfix.rewriting
     gradfix.analysis
-    gradfix.source : gradfix.discovery : gradfix.config
+    gradfix.source : gradfix.discovery : gradfix.config : gradfix.positions
     gradfix.findings
 """
 CONTRACT = f"""\

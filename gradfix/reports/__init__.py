@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gradfix.findings import Applicability, Finding, Problem, Severity
+from gradfix import fingerprints
+from gradfix.codemod import Codemod
+from gradfix.findings import Applicability, Finding, Problem, Severity, Span
+from gradfix.positions import Place, Unit, place
 from gradfix.preview import Fixes
 
 
@@ -19,6 +24,41 @@ class Report:
     unsafe_fixes: bool = False
     command: str = "check"
     files: int = 0
+    rules: Sequence[Codemod] = ()
+
+    def place(self, path: str, span: Span, unit: Unit = Unit.CODE_POINTS) -> Place:
+        return place(span, self.fixes.lines(path), unit)
+
+    def rule(self, code: str) -> Codemod | None:
+        return next((r for r in self.rules if r.code == code), None)
+
+    def fingerprints(self) -> list[str]:
+        """One for each finding: the same in the next run, even when its line has moved."""
+        return fingerprints.fingerprints(fingerprints.keys(self.findings, self.fixes.lines, root()))
+
+
+def root() -> str:
+    """The folder that code hosts count paths from: the CI job's checkout, else the repository around the working folder."""
+    here = os.path.realpath(os.getcwd())
+    for name in ("GITHUB_WORKSPACE", "CI_PROJECT_DIR"):
+        if (folder := os.environ.get(name)) and os.path.isdir(folder):
+            folder = os.path.realpath(folder)
+            if here == folder or here.startswith(folder.rstrip(os.sep) + os.sep):
+                return folder
+    folder = here
+    while not os.path.exists(os.path.join(folder, ".git")):
+        parent = os.path.dirname(folder)
+        if parent == folder:
+            return here
+        folder = parent
+    return folder
+
+
+def from_root(path: str) -> str:
+    """`path` from `root()` on, links resolved and with slashes; absolute where it lies outside."""
+    absolute, top = os.path.realpath(path), root()
+    inside = absolute.startswith(top.rstrip(os.sep) + os.sep)
+    return (os.path.relpath(absolute, top) if inside else absolute).replace(os.sep, "/")
 
 
 def count(number: int, word: str) -> str:

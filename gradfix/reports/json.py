@@ -1,13 +1,25 @@
-"""A list of findings in ruff's shape."""
+"""A list of findings in ruff's shape.
+
+A reader of ruff's output applies `edits` to `filename`.  A fix that touches another file has no `edits`, for half of it
+would be wrong; it has `files` instead: a list of `{"filename", "edits"}`.
+"""
 
 from __future__ import annotations
 
 from gradfix.findings import Finding, Problem
+from gradfix.preview import Replacement, replacements
 from gradfix.reports import Report
 
 
 def place(row: int, column: int) -> dict:
     return {"row": row, "column": column}
+
+
+def edits(made: list[Replacement]) -> list[dict]:
+    return [
+        {"content": r.content, "location": place(r.row, r.column), "end_location": place(r.end_row, r.end_column)}
+        for r in made
+    ]
 
 
 def finding_entry(report: Report, f: Finding) -> dict:
@@ -16,15 +28,15 @@ def finding_entry(report: Report, f: Finding) -> dict:
         fix = {
             "applicability": f.fix.applicability.value,
             "message": f.fix.message,
-            "edits": [
-                {
-                    "content": r.content,
-                    "location": place(r.row, r.column),
-                    "end_location": place(r.end_row, r.end_column),
-                }
-                for r in report.fixes.replacements(f.path, f.fix)
-            ],
+            "edits": edits(report.fixes.replacements(f.path, f.fix)),
         }
+        changed = report.fixes.changed(f.fix)
+        if set(changed) - {f.path}:
+            fix["files"] = [
+                {"filename": path, "edits": edits(replacements(report.fixes.lines(path), changed[path]))}
+                for path in sorted(changed)
+            ]
+    rule = report.rule(f.code)
     last = f.statement_rows[1] or f.span.end_row
     return {
         "code": f.code,
@@ -35,7 +47,7 @@ def finding_entry(report: Report, f: Finding) -> dict:
         "location": place(f.span.row, f.span.col + 1),
         "end_location": place(f.span.end_row, f.span.end_col + 1),
         "severity": f.severity.value,
-        "url": None,
+        "url": rule.url if rule is not None else None,
         "noqa_row": last,
         "fix": fix,
         "related": [

@@ -1,0 +1,124 @@
+"""SARIF 2.1.0: one run, columns in code points, URIs relative to the repository, a fingerprint for each result."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from urllib.parse import quote
+
+from gradfix import __version__
+from gradfix.findings import Finding, Problem
+from gradfix.preview import Replacement, replacements
+from gradfix.reports import Report, from_root
+from gradfix.reports.json import dumps
+
+SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
+LEVELS = {"error": "error", "warning": "warning", "info": "note"}
+LONGEST = 1024  # what code scanning takes of a description
+
+
+def write(report: Report, out) -> None:
+    codes = sorted({f.code for f in report.findings})
+    run = {
+        "tool": {
+            "driver": {
+                "name": "GradFix",
+                "semanticVersion": __version__,
+                "rules": [describe_rule(report, code) for code in codes],
+            }
+        },
+        "columnKind": "unicodeCodePoints",
+        "invocations": [
+            {
+                "executionSuccessful": not report.problems,
+                "toolExecutionNotifications": [notification(p) for p in report.problems],
+            }
+        ],
+        "results": [
+            result(report, f, codes.index(f.code), fingerprint)
+            for f, fingerprint in zip(report.findings, report.fingerprints())
+        ],
+    }
+    out.write(dumps({"$schema": SCHEMA, "version": "2.1.0", "runs": [run]}) + "\n")
+
+
+def describe_rule(report: Report, code: str) -> dict:
+    rule = report.rule(code)
+    name = rule.name if rule is not None else next(f.name for f in report.findings if f.code == code)
+    summary = (rule.summary if rule is not None else "") or name
+    text = (rule.doc if rule is not None else "") or summary
+    entry = {
+        "id": code,
+        "name": name,
+        "shortDescription": {"text": shorten(summary)},
+        "fullDescription": {"text": shorten(summary)},
+        "help": {"text": text, "markdown": text},
+        "properties": {"tags": ["pytorch", "autograd"], "precision": "high"},
+    }
+    if rule is not None and rule.url:
+        entry["helpUri"] = rule.url
+    return entry
+
+
+def shorten(text: str) -> str:
+    return text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"
+
+
+def result(report: Report, f: Finding, rule: int, fingerprint: str) -> dict:
+    entry = {
+        "ruleId": f.code,
+        "ruleIndex": rule,
+        "level": LEVELS[f.severity.value],
+        "message": {"text": f.message},
+        "locations": [{"physicalLocation": physical(report, f.path, f.span)}],
+        "partialFingerprints": {"gradfix/v1": fingerprint},
+    }
+    if f.related:
+        entry["relatedLocations"] = [
+            {"id": number, "physicalLocation": physical(report, r.path, r.span), "message": {"text": r.message}}
+            for number, r in enumerate(f.related, 1)
+        ]
+    if f.fix is not None and (changed := report.fixes.changed(f.fix)):
+        entry["fixes"] = [
+            {
+                "description": {"text": f.fix.message},
+                "artifactChanges": [
+                    {
+                        "artifactLocation": artifact(path),
+                        "replacements": [replacement(r) for r in replacements(report.fixes.lines(path), changed[path])],
+                    }
+                    for path in sorted(changed)
+                ],
+                "properties": {"applicability": f.fix.applicability.value},
+            }
+        ]
+    return entry
+
+
+def physical(report: Report, path: str, span) -> dict:
+    place = report.place(path, span)
+    return {"artifactLocation": artifact(path), "region": region(place.row, place.column, place.end_row, place.end_column)}
+
+
+def region(row: int, column: int, end_row: int, end_column: int) -> dict:
+    return {"startLine": row, "startColumn": column, "endLine": end_row, "endColumn": end_column}
+
+
+def replacement(r: Replacement) -> dict:
+    """Places are those of the file as it is; a region without length inserts, nothing inserted deletes."""
+    entry: dict = {"deletedRegion": region(r.row, r.column, r.end_row, r.end_column)}
+    if r.content:
+        entry["insertedContent"] = {"text": r.content}
+    return entry
+
+
+def artifact(path: str) -> dict:
+    name = from_root(path)
+    return {"uri": Path(name).as_uri() if os.path.isabs(name) else quote(os.fsencode(name))}
+
+
+def notification(p: Problem) -> dict:
+    where: dict = {"artifactLocation": artifact(p.path)}
+    if p.row:
+        where["region"] = {"startLine": p.row, **({"startColumn": p.col} if p.col else {})}
+    return {"level": "error", "message": {"text": p.reason}, "locations": [{"physicalLocation": where}]}

@@ -1,0 +1,254 @@
+"""Every output format: valid by its published schema, its places where a person sees them, its fixes those of `apply`."""
+
+import io
+import json
+import shutil
+from collections import Counter
+from pathlib import Path
+
+import format_support as support
+import jsonschema
+import pytest
+from format_support import FILES, PLACES, READERS, ROWS, WITH_COLUMNS, WITH_FIXES
+
+import gradfix.reports
+from gradfix import codemod, engine, positions, preview
+from gradfix.cli import run
+from gradfix.rewriting import rewrite
+from gradfix.runner import Runner
+
+FORMATS = tuple(READERS)
+FIXTURES = Path(__file__).parent.parent / "fixtures"
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    for name in ("GITHUB_WORKSPACE", "CI_PROJECT_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def report(name: str, *more: str) -> str:
+    run(["check", "--isolated", "--quiet", "--output-format", name, "--output-file", "../report", "-j1", *more])
+    return Path("../report").read_text(encoding="utf-8")
+
+
+@pytest.fixture
+def workspace(here, monkeypatch):
+    folder = here / "work"
+    folder.mkdir()
+    (folder / ".git").mkdir()
+    monkeypatch.chdir(folder)
+    support.write_files(folder)
+    return folder
+
+
+def snapshot(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*.py"))}
+
+
+def verify_places(name: str) -> None:
+    found = READERS[name](report(name))
+    assert [r.path for r in found if r.code is None] == ["broken.py"]
+    assert {(r.path, r.code) for r in found if r.code} == set(PLACES)
+    for r in found:
+        if r.code:
+            rows = ROWS[r.path, r.code]
+            assert r.rows == rows or (name == "junit" and r.rows[0] == rows[0])
+            if name in WITH_COLUMNS and not (name == "github" and rows[0] != rows[1]):
+                assert r.text == PLACES[r.path, r.code]
+
+
+def verify_fixes(name: str, folder: Path, rounds: int = 10) -> None:
+    """The report's fixes, applied by the reader until there are none, against `gradfix apply`."""
+    before = snapshot(folder)
+    run(["apply", "--isolated", "--quiet", "--unsafe-fixes", "--output-file", "../applied", "-j1"])
+    wanted = snapshot(folder)
+    assert wanted != before
+    for path, data in before.items():
+        (folder / path).write_bytes(data)
+    for _ in range(rounds):
+        if not support.apply_once(READERS[name](report(name))):
+            break
+    assert snapshot(folder) == wanted
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_places(name, workspace):
+    verify_places(name)
+
+
+@pytest.mark.parametrize("name", WITH_FIXES)
+def test_fixes(name, workspace):
+    verify_fixes(name, workspace)
+
+
+def test_each_fix_alone(here, monkeypatch):
+    """What a reader makes of one fix is what the rewriter makes of it, in every fixture."""
+    shutil.copytree(FIXTURES, "fixtures", ignore=shutil.ignore_patterns("ok_*"))
+    monkeypatch.setenv("GITHUB_WORKSPACE", str(here))
+    rules = codemod.load()
+    files = sorted(str(p) for p in Path("fixtures").rglob("*.py"))
+    result = engine.check(files, engine.Settings(rules, {r.code for r in rules}), Runner(1))
+    made = gradfix.reports.Report(result.findings, [], preview.Fixes(result.project), rules=rules)
+    reads = {}
+    for name in ("json", "sarif", "rdjson"):
+        out = io.StringIO()
+        gradfix.reports.writer(name)(made, out)
+        reads[name] = READERS[name](out.getvalue())
+        assert [(r.path, r.code) for r in reads[name]] == [(f.path, f.code) for f in result.findings]
+    count = Counter()
+    for f, *alternatives in zip(result.findings, *reads.values()):
+        if f.fix is None:
+            continue
+        wanted = {path: rewrite(Path(path).read_bytes(), [edits])[0] for path, edits in preview.by_path(f.fix.edits).items()}
+        for name, read in zip(reads, alternatives):
+            if read.fix is not None:
+                count[name] += 1
+                assert {p: support.Text(p).replaced(c) for p, c in read.fix.changes.items()} == wanted, (name, f)
+    assert count["json"] == count["sarif"] == sum(f.fix is not None for f in result.findings) > 80
+    assert count["rdjson"] > 0.9 * count["json"]  # the others change places far apart
+
+
+# A reader that passes a broken report tests nothing: each of these breaks the emitters and must be noticed.
+real_place, real_column, real_suggestion = gradfix.reports.place, positions.column, preview.suggestion
+
+
+def off_by_one(span, lines, unit=positions.Unit.CODE_POINTS, cell=None):
+    made = real_place(span, lines, unit, cell)
+    shift = 0 if made.column is None else 1
+    return positions.Place(made.row + (not shift), shift and made.column + 1, made.end_row, made.end_column, cell)
+
+
+def end_included(span, lines, unit=positions.Unit.CODE_POINTS, cell=None):
+    made = real_place(span, lines, unit, cell)
+    if made.end_column is None:
+        return positions.Place(made.row, None, made.end_row + 1, None, cell)
+    return positions.Place(made.row, made.column, made.end_row, made.end_column - 1, cell)
+
+
+def in_unit(wrong):
+    return lambda line, col, unit: real_column(line, col, wrong)
+
+
+BROKEN_PLACES = {
+    "off by one": (gradfix.reports, "place", off_by_one, {*FORMATS} - {"json", "json-lines", "junit"}),
+    "end included": (gradfix.reports, "place", end_included, {*FORMATS} - {"json", "json-lines", "junit"}),
+    "UTF-8": (positions, "column", in_unit(positions.Unit.UTF8), {"sarif", "github"}),
+    "UTF-16": (positions, "column", in_unit(positions.Unit.UTF16), {"sarif", "github", "rdjson", "rdjsonl"}),
+    "code points": (positions, "column", in_unit(positions.Unit.CODE_POINTS), {"rdjson", "rdjsonl"}),
+}
+
+
+@pytest.mark.parametrize(
+    "name, how", [(n, how) for how, broken in BROKEN_PLACES.items() for n in FORMATS if n in broken[3]]
+)
+def test_a_wrong_place_is_noticed(name, how, workspace, monkeypatch):
+    module, attribute, broken, _ = BROKEN_PLACES[how]
+    monkeypatch.setattr(module, attribute, broken)
+    with pytest.raises((AssertionError, IndexError, UnicodeError)):
+        verify_places(name)
+
+
+def with_newline(old, changed):
+    made = real_suggestion(old, changed)
+    return made and preview.Suggestion(made.row, made.end_row, made.text + "\n")
+
+
+def one_row_short(old, changed):
+    made = real_suggestion(old, changed)
+    return made and preview.Suggestion(made.row, made.end_row - 1, made.text)
+
+
+def stripped(old, changed):
+    made = real_suggestion(old, changed)
+    return made and preview.Suggestion(made.row, made.end_row, made.text.lstrip())
+
+
+def shifted_start(lines, index, real=preview._start):
+    row, column = real(lines, index)
+    return row, column + 1
+
+
+@pytest.mark.parametrize(
+    "name, attribute, broken",
+    [
+        *[(n, "suggestion", b) for n in ("rdjson", "rdjsonl") for b in (with_newline, one_row_short, stripped)],
+        *[(n, "_start", shifted_start) for n in ("json", "json-lines", "sarif")],
+    ],
+)
+def test_a_wrong_fix_is_noticed(name, attribute, broken, workspace, monkeypatch):
+    monkeypatch.setattr(preview, attribute, broken)
+    with pytest.raises((AssertionError, IndexError)):
+        verify_fixes(name, workspace, rounds=3)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_nothing_found_is_a_valid_report(name, workspace):
+    for path in workspace.rglob("*.py"):
+        path.unlink()
+    (workspace / "fine.py").write_text("x = 1\n")
+    assert READERS[name](report(name)) == []
+
+
+def test_paths_start_at_the_repository(workspace, monkeypatch):
+    monkeypatch.chdir(workspace / "sub")
+    for name in ("sarif", "github", "gitlab"):
+        run(["check", "--isolated", "--output-format", name, "--output-file", "report", "latin.py"])
+        text = Path("report").read_text()
+        assert "sub/latin.py" in text
+    run(["check", "--isolated", "--output-format", "rdjson", "--output-file", "report", "latin.py"])
+    (found,) = json.loads(Path("report").read_text())["diagnostics"]
+    assert found["location"]["path"] == "latin.py"  # reviewdog starts at the working folder
+
+
+def test_paths_start_at_the_checkout_of_the_job(workspace, monkeypatch):
+    monkeypatch.setenv("GITHUB_WORKSPACE", str(workspace.parent))
+    assert "file=work/sub/latin.py," in report("github", "sub")
+    monkeypatch.setenv("GITHUB_WORKSPACE", str(workspace / "sub"))  # not the one we are in
+    assert "file=sub/latin.py," in report("github", "sub")
+
+
+def test_fingerprints_stay_when_lines_move(workspace):
+    (workspace / "broken.py").unlink()
+    before = {e["fingerprint"] for e in json.loads(report("gitlab"))}
+    for name in ("tabs_crlf.py", "no_newline.py"):
+        path = workspace / name
+        path.write_bytes(b"# moved\n\n\n" + path.read_bytes())
+    assert {e["fingerprint"] for e in json.loads(report("gitlab"))} == before
+
+
+def test_equal_findings_have_different_fingerprints(workspace):
+    (workspace / "twice.py").write_text(
+        "import torch\n\nv = torch.tensor([1], requires_grad=True)\nv = torch.tensor([1], requires_grad=True)\n"
+    )
+    assert len(READERS["gitlab"](report("gitlab", "twice.py"))) == 2
+
+
+def test_a_github_annotation_escapes(monkeypatch):
+    from gradfix.reports.github import command
+
+    line = command("error", {"file": "a,b:c%.py", "line": 1, "col": None}, "100 %\r\n::error::x")
+    assert line == "::error file=a%2Cb%3Ac%25.py,line=1::100 %25%0D%0A::error::x\n"
+
+
+def test_junit_drops_what_xml_cannot_hold():
+    from gradfix.reports.junit import clean
+
+    assert clean("a\x00\x1b\ud800é𝄞\t") == "a\\x00\\x1b\\ud800é𝄞\t"
+
+
+def test_the_schemas_refuse():
+    for name, wrong in (
+        ("sarif-2.1.0.json", {"version": "2.0.0", "runs": []}),
+        ("rdjson.json", {"diagnostics": [{"severity": "FATAL"}]}),
+        ("gitlab-code-quality.json", {"description": "x"}),
+    ):
+        with pytest.raises(jsonschema.ValidationError):
+            support.validate(name, wrong)
+
+
+def test_the_files_hold_what_is_hard():
+    text = "".join(t if isinstance(t, str) else t.decode("latin-1") for t in FILES.values())
+    assert all(c in text for c in ("é", "𝄞", "\t", "\r\n", "\ufeff"))
