@@ -435,6 +435,50 @@ def uncommitted(paths: list[str]) -> list[str]:
     return sorted(out)
 
 
+class VerifyFormat(str, enum.Enum):
+    full = "full"
+    json = "json"
+
+
+@app.command()
+def verify(
+    paths: Paths = None,
+    device: Annotated[str, typer.Option("--device", metavar="DEVICES", help="cpu, cuda, auto or cpu,cuda.")] = "cpu",
+    timeout: Annotated[float, typer.Option("--timeout", metavar="SECONDS", min=0.1, help="Time limit of one run.")] = 60.0,
+    memory: Annotated[str, typer.Option("--memory", metavar="SIZE", help="Memory limit of one run: 4G, 512M.")] = "8G",
+    seed: Annotated[int, typer.Option("--seed", min=0, help="The seed of every run.")] = 0,
+    tolerance: Annotated[Optional[float], typer.Option("--tolerance", min=0.0, help="Relative difference that counts as none (default: bit for bit on CPU).")] = None,
+    script_arguments: Annotated[str, typer.Option("--args", metavar="TEXT", help="Arguments for the scripts.")] = "",
+    strict: Annotated[bool, typer.Option("--strict", help="Count `inconclusive` as failed.")] = False,
+    unsafe_fixes: Annotated[bool, typer.Option("--unsafe-fixes/--no-unsafe-fixes", help="Judge unsafe fixes too.")] = False,
+    select: Select = None,
+    ignore: Ignore = None,
+    extend_select: ExtendSelect = None,
+    unfixable: Unfixable = None,
+    extend_safe_fixes: ExtendSafe = None,
+    exclude: Exclude = None,
+    force_exclude: ForceExclude = False,
+    config: ConfigFile = None,
+    isolated: Isolated = False,
+    target_torch: Torch = None,
+    output_format: Annotated[Optional[VerifyFormat], typer.Option("--output-format", help="full or json.")] = None,
+    jobs: Jobs = None,
+    no_cache: NoCache = False,
+    quiet: Quiet = False,
+):
+    """Run scripts before and after their rewrite and compare every gradient.  This runs your code."""
+    from gradfix.harness import command
+
+    options = {**locals(), "stdin_filename": None, "output_file": None, "statistics": False}
+    if paths and "-" in paths:
+        raise UsageError("verify runs files, not stdin")
+    session = Session(paths, options)
+    if output_format is None:
+        session.format = "full"
+    limits = command.limits(timeout, memory, seed, script_arguments)
+    finish(command.verify(session, session.paths, device, limits, tolerance, strict))
+
+
 @app.command()
 def rules(
     output_format: Annotated[Optional[Format], typer.Option("--output-format", help="full or json.")] = None,

@@ -34,6 +34,7 @@ class Settings:
     unsafe_fixes: bool = False
     ignored_in: Callable[[str], set[str]] = lambda path: set()  # per-file-ignores
     only: frozenset[str] | None = None  # the files that fixes may change (None: all)
+    wanted: Callable[[Finding, object], bool] | None = None  # which fixes are made (of a finding in a project); all
 
 
 def settings_from(
@@ -184,6 +185,7 @@ class Applied:
     result: Result  # what `check` says of the outcome
     fixed: list[Finding]
     rounds: int = 0
+    steps: list[tuple[object, list[Finding]]] = field(default_factory=list)  # per round: the project then, what was fixed
 
 
 def apply(files: Sequence[str], settings: Settings, runner: Runner, overlay: dict[str, bytes] | None = None) -> Applied:
@@ -210,6 +212,7 @@ def _rounds(files, settings, runner, given, first: Result, frozen: dict[str, str
     result, fixed = first, []
     refused: dict[tuple, Problem] = {}
     history: list[tuple[bytes, set[str]]] = [(_state({}), set())]
+    steps: list[tuple[object, list[Finding]]] = []
     for number in range(MAX_ROUNDS + 1):
         changes, landed = _one_round(result, settings, set(frozen), refused)
         if not changes:
@@ -223,6 +226,7 @@ def _rounds(files, settings, runner, given, first: Result, frozen: dict[str, str
             before.setdefault(path, data_of(result.project, path))
         overlay.update(changes)
         fixed.extend(landed)
+        steps.append((result.project, landed))
         state = _state({p: overlay[p] for p in before if overlay[p] != before[p]})
         seen = [i for i, (old, _) in enumerate(history) if old == state]
         if seen:
@@ -236,7 +240,7 @@ def _rounds(files, settings, runner, given, first: Result, frozen: dict[str, str
                 raise Broken([problem.path], f"left as it was: after the fixes of {_names(landed, problem.path)}, {problem.reason}")
     result.problems.extend(refused.values())
     after = {path: overlay[path] for path in before if overlay[path] != before[path]}
-    return Applied(before, after, result, fixed, number)
+    return Applied(before, after, result, fixed, number, steps)
 
 
 def _names(findings: Iterable[Finding], path: str) -> str:
@@ -268,6 +272,8 @@ def _one_round(
         if not finding.fix.edits or any(e.path not in writable for e in finding.fix.edits):
             continue
         if finding.fix.edits in seen:
+            continue
+        if settings.wanted is not None and not settings.wanted(finding, result.project):
             continue
         seen.add(finding.fix.edits)
         todo.append(finding)

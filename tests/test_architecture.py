@@ -11,7 +11,7 @@ ROOT = Path(__file__).parent.parent
 LAYERS = """\
     gradfix.cli
     gradfix.server
-    gradfix.reports : gradfix.baseline
+    gradfix.reports : gradfix.baseline : gradfix.harness
     gradfix.engine
     gradfix.preview : gradfix.fingerprints
     gradfix.runner : gradfix.suppressions

@@ -1,0 +1,330 @@
+"""In the child: the original program on a forgiving autograd.
+
+It runs the script as it was, but overlooks the mistakes that the findings name: the gradient of every tensor is kept,
+a `.grad` that is `None` at such a row counts as zeros, a leaf may be updated in place, a parameter that is bound again
+is updated instead, a tensor that should be a leaf is made one, a `zero_grad()` that comes too early waits.  So the
+statements of the original say what the repaired program has to compute, to the end of the script, and not one line of
+the rewrite takes part in it.
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import functools
+import sys
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from gradfix.harness.record import Recorder, _grad
+from gradfix.harness.trace import Event
+
+INPLACE_ON_LEAF = ("a leaf Variable that requires grad", "a view of a leaf Variable that requires grad")
+ONLY_FLOATS = "floating point"
+
+
+class Skip(BaseException):
+    """What needs a gradient that is `None` is left out."""
+
+
+class ForgivingRecorder(Recorder):
+    def __init__(self, job, main):
+        super().__init__(job, main)
+        self.spec = job.forgive
+        self.rows = {path: set(rows) for path, rows in self.spec.rows.items()}
+        self.updated: dict[int, tuple[torch.Tensor, object, int]] = {}  # tensors updated in place of being bound again
+        self.late: list = []
+
+    def note(self, text: str) -> None:
+        if text not in self.record.forgiven and len(self.record.forgiven) < 50:
+            self.record.forgiven.append(text)
+
+    def named_row(self, frame) -> bool:
+        path = self.path_of(frame.f_code.co_filename)
+        return path is not None and frame.f_lineno in self.rows.get(path, ())
+
+    def install(self) -> None:
+        super().install()
+        import builtins
+
+        for name, function in (
+            ("leaf", self.leaf), ("rebind", self.rebind), ("late", self.put_off), ("spell", self.spell), ("Skip", Skip),
+        ):  # fmt: skip
+            setattr(builtins, f"__gradfix_{name}__", function)
+        self.mode = Forgiving(self)
+        self.mode.__enter__()
+
+    # ---- what the script meets
+
+    def read(self, tensor, value, frame):
+        supplied = False
+        if value is None and self.named_row(frame):
+            self.record.skipped = True
+            if self.spec.none != "zeros" and self.compiled_here(frame):
+                raise Skip
+            with torch.no_grad(), torch._C.DisableTorchFunction():
+                value = torch.zeros_like(tensor).as_subclass(torch.Tensor)
+            supplied = True
+            self.note("a gradient that is `None` counts as zeros")
+        self.on = False
+        try:
+            (name,) = self.named([tensor], frame)
+            kept = self.values.of(value)
+            if supplied:
+                kept.supplied = True
+            self.add(Event("read", self.place(frame), {name: kept}))
+        finally:
+            self.on = True
+        return value
+
+    def before_backward(self, tensors, leaves, frame, args, kwargs):
+        self.end_of_script()
+
+    def after_backward(self, leaves, frame, known) -> None:
+        self.held.update(self.named(leaves, frame))
+        values = {}
+        for name, tensor in [*self.names.walk(frame), *self.named(leaves, frame).items()]:
+            if (tensor.is_leaf or tensor.retains_grad) and name not in values:
+                values[name] = self.values.of(_grad.__get__(tensor))
+        self.add(Event("backward", self.place(frame), values, scale=self.scale))
+
+    def end_of_script(self) -> None:
+        for tensor, gradient, version in self.updated.values():
+            now = _grad.__get__(tensor)
+            if now is not None and now is gradient and now._version == version:
+                _grad.__set__(tensor, None)
+        self.updated.clear()
+        late, self.late = self.late, []
+        for call in late:
+            call()
+
+    # ---- what statements at the named rows are turned into
+
+    def leaf(self, make, parameter: bool):
+        """The result of an expression, as leaves that require grad."""
+        return self._leaves(make(), parameter)
+
+    def _leaves(self, value, parameter: bool, depth: int = 0):
+        if isinstance(value, torch.Tensor):
+            if value.is_leaf and value.requires_grad:
+                return value
+            self.note("a tensor counts as a leaf that requires grad")
+            with torch.no_grad(), torch._C.DisableTorchFunction():
+                out = value.detach()
+                if not (out.is_floating_point() or out.is_complex()):
+                    out = out.to(torch.get_default_dtype())
+                if parameter:
+                    return torch.nn.Parameter(out)
+                if value.is_leaf and out.dtype == value.dtype:
+                    return value.requires_grad_()
+                return out.requires_grad_()
+        if depth < 2 and isinstance(value, list):
+            value[:] = [self._leaves(v, parameter, depth + 1) for v in value]
+        elif depth < 2 and type(value) is tuple:
+            return tuple(self._leaves(v, parameter, depth + 1) for v in value)
+        elif depth < 2 and isinstance(value, dict):
+            value.update({k: self._leaves(v, parameter, depth + 1) for k, v in value.items()})
+        return value
+
+    def rebind(self, old, new):
+        """The old tensor (or tensors) with the new contents."""
+        try:
+            old = old()
+        except (NameError, AttributeError, LookupError, TypeError):
+            return new
+        return self._into(old, new)
+
+    def _into(self, old, new):
+        if isinstance(old, torch.Tensor) and isinstance(new, torch.Tensor):
+            if old is new or not (old.is_leaf and old.requires_grad) or old.shape != new.shape:
+                return new
+            with torch.no_grad(), torch._C.DisableTorchFunction():
+                old.copy_(new)
+            gradient = _grad.__get__(old)
+            self.updated[id(old)] = (old, gradient, gradient._version if gradient is not None else 0)
+            self.note("a parameter that is bound again is updated instead")
+            return old
+        if type(old) is type(new) and isinstance(new, (list, tuple)) and len(old) == len(new):
+            return type(new)([self._into(a, b) for a, b in zip(old, new)])
+        if isinstance(old, dict) and isinstance(new, dict) and old.keys() == new.keys():
+            return {k: self._into(old[k], v) for k, v in new.items()}
+        return new
+
+    def put_off(self, function, *args, **kwargs):
+        self.note("a `zero_grad()` that comes too early waits for the next backward")
+        self.late.append(functools.partial(function, *args, **kwargs))
+
+    def spell(self, owner, value):
+        if isinstance(owner, torch.Tensor) and isinstance(value, bool):
+            self.note("a misspelt `requires_grad` counts")
+            if value and not (owner.is_floating_point() or owner.is_complex()):
+                owner.data = owner.data.to(torch.get_default_dtype())
+            owner.requires_grad_(value)
+        elif isinstance(owner, torch.nn.Module) and isinstance(value, bool):
+            self.note("a flag that a module does not have counts for its parameters")
+            owner.requires_grad_(value)
+
+    # ---- compiling
+
+    def changes(self, path: str) -> bool:
+        path = self.path_of(path)
+        tables = (self.spec.leaf, self.spec.rebind, self.spec.late)
+        return any(path in table for table in tables) or (self.spec.none != "zeros" and path in self.spec.rows)
+
+    def compiled_here(self, frame) -> bool:
+        return self.changes(frame.f_code.co_filename)
+
+    def compile(self, source, path):
+        if not self.changes(path):
+            return super().compile(source, path)
+        mine = self.path_of(path)
+        tree = ast.parse(source, path)
+        tree = _Statements(*[set(t.get(mine, ())) for t in (self.spec.leaf, self.spec.rebind, self.spec.late)]).visit(tree)
+        if self.spec.none != "zeros":
+            tree = _Skips(self.rows.get(mine, set()), self.spec.none).visit(tree)
+        return compile(ast.fix_missing_locations(tree), path, "exec", dont_inherit=True)
+
+
+def _call(name: str, *arguments):
+    return ast.Call(ast.Name(f"__gradfix_{name}__", ast.Load()), list(arguments), [])
+
+
+def _thunk(expression):
+    return ast.Lambda(ast.arguments([], [], None, [], [], None, []), expression)
+
+
+def _loaded(target):
+    return ast.parse(ast.unparse(target), mode="eval").body
+
+
+def _misspelt(name: str) -> bool:
+    return name != "requires_grad" and difflib.SequenceMatcher(None, name, "requires_grad").ratio() > 0.75
+
+
+class _Statements(ast.NodeTransformer):
+    def __init__(self, leaf, rebind, late):
+        self.leaf, self.rebind, self.late = leaf, rebind, late
+
+    def _rows(self, node, rows) -> bool:
+        return any(node.lineno <= row <= node.end_lineno for row in rows)
+
+    def visit_Assign(self, node):
+        if self._rows(node, self.rebind) and len(node.targets) == 1:
+            (target,) = node.targets
+            if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple) and len(target.elts) == len(node.value.elts):
+                old = ast.Tuple([_loaded(t) for t in target.elts], ast.Load())
+                node.value = _call("rebind", _thunk(old), node.value)
+            else:
+                node.value = _call("rebind", _thunk(_loaded(target)), node.value)
+            return ast.copy_location(node, node)
+        if self._rows(node, self.leaf):
+            return self._make_leaf(node)
+        return self.generic_visit(node)
+
+    def visit_AnnAssign(self, node):
+        return self._make_leaf(node) if node.value is not None and self._rows(node, self.leaf) else node
+
+    def visit_AugAssign(self, node):
+        if not self._rows(node, self.rebind):
+            return node
+        value = ast.BinOp(_loaded(node.target), node.op, node.value)
+        return ast.copy_location(ast.Assign([node.target], _call("rebind", _thunk(_loaded(node.target)), value)), node)
+
+    def _make_leaf(self, node):
+        target = node.targets[0] if isinstance(node, ast.Assign) else node.target
+        if isinstance(target, ast.Attribute) and (_misspelt(target.attr) or target.attr == "requires_grad"):
+            told = ast.Expr(_call("spell", _loaded(target.value), node.value))
+            return [ast.copy_location(told, node)]
+        for part in ast.walk(node.value):
+            if isinstance(part, ast.keyword) and part.arg and _misspelt(part.arg):
+                part.arg = "requires_grad"
+        parameter = any(isinstance(n, (ast.Name, ast.Attribute)) and "Parameter" == getattr(n, "id", getattr(n, "attr", "")) for n in ast.walk(node.value))
+        node.value = _call("leaf", _thunk(node.value), ast.Constant(parameter))
+        return node
+
+    def visit_Expr(self, node):
+        call = node.value
+        if self._rows(node, self.late) and isinstance(call, ast.Call):
+            node.value = ast.Call(ast.Name("__gradfix_late__", ast.Load()), [call.func, *call.args], call.keywords)
+            return node
+        if self._rows(node, self.leaf) and isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute):
+            if _misspelt(call.func.attr.rstrip("_")):
+                call.func.attr = "requires_grad_"
+        return self.generic_visit(node)
+
+
+class _Skips(ast.NodeTransformer):
+    """Lets a statement at one of the rows, or the rest of the turn of its loop, be left out."""
+
+    def __init__(self, rows, how: str):
+        self.rows, self.how = rows, how
+
+    def _here(self, node) -> bool:
+        return any(node.lineno <= row <= node.end_lineno for row in self.rows)
+
+    def _guard(self, body):
+        caught = ast.ExceptHandler(ast.Name("__gradfix_Skip__", ast.Load()), None, [ast.Pass()])
+        return [ast.copy_location(ast.Try(body, [caught], [], []), body[0])]
+
+    def visit_For(self, node):
+        if self.how == "continue" and any(self._here(s) and isinstance(s, _SIMPLE) for s in node.body):
+            node.body = self._guard(node.body)
+            return node
+        return self.generic_visit(node)
+
+    def visit_Return(self, node):
+        return node
+
+    def generic_visit(self, node):
+        node = super().generic_visit(node)
+        if isinstance(node, (*_SIMPLE, ast.If)) and self._here(node):
+            return self._guard([node])
+        return node
+
+
+_SIMPLE = (ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Expr)
+
+
+class Forgiving(TorchFunctionMode):
+    """Retains the gradient of every tensor that comes by, and lets leaves be changed at the named rows."""
+
+    def __init__(self, recorder: ForgivingRecorder):
+        self.recorder = recorder
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        try:
+            result = function(*args, **kwargs)
+        except RuntimeError as error:
+            result = self.instead(error, function, args, kwargs)
+        if torch.is_grad_enabled():
+            for group in (args, (result,)):
+                self.retain(group)
+        return result
+
+    def retain(self, values, depth: int = 0) -> None:
+        for value in values:
+            if isinstance(value, torch.Tensor):
+                with torch._C.DisableTorchFunction():
+                    if value.requires_grad and not value.is_leaf and not value.retains_grad:
+                        self.recorder.true_retain(value)
+            elif depth < 2 and isinstance(value, (list, tuple)):
+                self.retain(value, depth + 1)
+
+    def instead(self, error, function, args, kwargs):
+        frame = sys._getframe(2)
+        while frame is not None and self.recorder.path_of(frame.f_code.co_filename) is None:
+            frame = frame.f_back
+        if frame is None or not self.recorder.named_row(frame):
+            raise error
+        text = str(error)
+        if any(part in text for part in INPLACE_ON_LEAF):
+            self.recorder.note("a leaf is updated in place")
+            with torch.no_grad():
+                return function(*args, **kwargs)
+        if ONLY_FLOATS in text.lower() and kwargs.get("requires_grad"):
+            self.recorder.note("integers that require grad count as floats")
+            made = function(*args, **{k: v for k, v in kwargs.items() if k not in ("requires_grad", "dtype")})
+            return made.detach().to(torch.get_default_dtype()).requires_grad_()
+        raise error

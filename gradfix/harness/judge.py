@@ -1,0 +1,240 @@
+"""The verdict on a rewrite, from the records of its runs.
+
+`before` ran twice (a script that differs from itself proves nothing), `after` once and once more with every gradient
+computed a second time (`reference`), and the original once on a forgiving autograd (`forgiven`, see `forgive`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from gradfix.findings import Verdict
+from gradfix.harness.align import Difference, Texts, close, compare, compare_forgiven, is_named, of_kind, same_output
+from gradfix.harness.rewrites import Rewrite, forgive, texts
+from gradfix.harness.run import Runs, Script
+from gradfix.harness.trace import Failure, Record
+
+GOOD = (Verdict.PRESERVED, Verdict.GAINED, Verdict.REPAIRED)
+
+
+@dataclass
+class Judgement:
+    verdict: Verdict
+    reason: str
+    differences: list[Difference] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    before: Record | None = None
+    after: Record | None = None
+
+    @property
+    def good(self) -> bool:
+        return self.verdict in GOOD
+
+
+def says(error: Failure | None) -> str:
+    if error is None:
+        return "it ends normally"
+    where = f" ({error.place.path}:{error.place.row})" if error.place else ""
+    return f"{error.type}: {error.message[:160]}{where}" if error.message else f"{error.type}{where}"
+
+
+def describe(difference: Difference) -> str:
+    what = {
+        "read": "`{}.grad`", "end": "`{}.grad` at the end", "value": "the value of `{}` at the end",
+        "backward": "the gradient of `{}`", "grad": "the gradient of `{}`", "step": "`{}` after the step",
+        "requires_grad": "`{}.requires_grad`",
+    }[difference.kind].format(difference.name)  # fmt: skip
+    if not difference.name:
+        what = {"backward": "backward", "grad": "torch.autograd.grad", "step": "the optimizer's step"}[difference.kind]
+    where = f" ({difference.place.path}:{difference.place.row})" if difference.place else ""
+    note = f": {difference.note}" if difference.note else ""
+    return f"{what} {'is ' if difference.change in ('lost', 'gained', 'changed') else 'has '}{difference.change}{where}{note}"
+
+
+class Prover:
+    """Runs what a verdict needs.  Runs of the original are shared between the rewrites of one script."""
+
+    def __init__(self, runs: Runs, script: Script, tolerance: float | None = None):
+        self.runs, self.script, self.tolerance = runs, script, tolerance
+        if tolerance is None and script.limits.device != "cpu":
+            self.tolerance = 1e-5
+        self._known: dict[tuple, tuple[Record, str | None]] = {}
+
+    def original(self, overlay: dict[str, bytes]) -> tuple[Record, str | None]:
+        """The record of a program, and what is wrong with it as a witness."""
+        key = tuple(sorted(overlay.items()))
+        if key not in self._known:
+            first = self.runs.start(self.script, overlay)
+            second = self.runs.start(self.script, overlay)
+            before, again = self.runs.result(first), self.runs.result(second)
+            self._known[key] = (before, unfit(before, again, self.tolerance))
+        return self._known[key]
+
+    def prove(
+        self,
+        before_files: dict[str, bytes],
+        after_files: dict[str, bytes],
+        rewrites: Sequence[Rewrite],
+        before_overlay: dict[str, bytes] | None = None,
+        after_overlay: dict[str, bytes] | None = None,
+    ) -> Judgement:
+        """Judge the step from one set of file contents to another (by path as given, and by real path)."""
+        import os
+
+        old = before_overlay if before_overlay is not None else {}
+        new = after_overlay if after_overlay is not None else {os.path.realpath(p): d for p, d in after_files.items()}
+        before, why = self.original(old)
+        if why is not None:
+            return Judgement(Verdict.INCONCLUSIVE, why, before=before)
+        lines = texts(self.script, before_files, after_files)
+        watched = {path: rows.changed for path, rows in lines.rows.items() if rows.changed}
+        after_run = self.runs.start(self.script, new, watched=watched)
+        reference_run = self.runs.start(self.script, new, mode="reference")
+        forgiven_run = self.runs.start(self.script, old, mode="forgive", forgive=forgive(self.script, rewrites))
+        after = self.runs.result(after_run)
+        reference, forgiven = self.runs.result(reference_run), self.runs.result(forgiven_run)
+        out = verdict(before, after, reference, forgiven, lines, rewrites, self.script, self.tolerance)
+        if out.verdict is Verdict.CHANGED and forgiven.skipped:  # zeros are not all that a missing gradient can mean
+            others = [
+                self.runs.start(self.script, old, mode="forgive", forgive=forgive(self.script, rewrites, none))
+                for none in ("continue", "statement")
+            ]
+            for other in [self.runs.result(number) for number in others]:
+                if not out.good:
+                    second = verdict(before, after, reference, other, lines, rewrites, self.script, self.tolerance)
+                    out = second if second.good else out
+        out.before, out.after = before, after
+        return out
+
+
+def unfit(before: Record, again: Record, tolerance: float | None) -> str | None:
+    if before.stopped is not None:
+        words = {"time": before.detail, "memory": f"it ran out of memory ({before.detail})", "writes": before.detail}
+        return f"the original can't be judged: {words.get(before.stopped, before.detail or before.stopped)}"
+    if before.error is not None and before.error.type in ("ModuleNotFoundError", "ImportError", "SyntaxError"):
+        return f"the original does not run: {says(before.error)}"
+    if before.error is not None and before.error.type == "PermissionError" and "gradfix" in before.error.message:
+        return f"the original does not run: {before.error.message}"
+    if before.dropped:
+        return "it runs too many backwards and reads to compare them all"
+    if again.stopped is not None:
+        return f"two runs of the original differ: the second {again.detail or again.stopped}"
+    if (before.error and (before.error.type, before.error.place)) != (again.error and (again.error.type, again.error.place)):
+        return f"two runs of the original differ: {says(before.error)} and {says(again.error)}"
+    if differences := compare(before, again, Texts(), tolerance):
+        return f"two runs of the original differ: {describe(differences[0])}"
+    if before.stdout != again.stdout:
+        before.stdout = ""
+        before.detail = "output varies"
+    return None
+
+
+def verdict(
+    before: Record,
+    after: Record,
+    reference: Record,
+    forgiven: Record,
+    lines: Texts,
+    rewrites: Sequence[Rewrite],
+    script: Script,
+    tolerance: float | None = None,
+) -> Judgement:
+    if after.stopped is not None:
+        return Judgement(Verdict.FAILED, f"after the rewrite {after.detail or after.stopped}")
+    if before.error is None and after.error is not None:
+        return Judgement(Verdict.FAILED, f"after the rewrite it raises {says(after.error)}", compare(before, after, lines, tolerance))
+    differences = compare(before, after, lines, tolerance)
+    usable = forgiven.stopped is None
+    against = compare_forgiven(forgiven, after, lines, tolerance) if usable else []
+    notes = []
+
+    if after.error is not None and before.error is not None:
+        same_place = before.error.type == after.error.type and lines.old(before.error.place) == lines.new(after.error.place)
+        meant = usable and forgiven.error is not None and (forgiven.error.type, lines.old(forgiven.error.place)) == (
+            after.error.type, lines.new(after.error.place))  # fmt: skip
+        if same_place and meant and names_row(rewrites, script, before.error):
+            why = f"the script can't get past the rewritten lines: {says(after.error)}"
+            return Judgement(Verdict.INCONCLUSIVE, why, differences)
+        if same_place and names_row(rewrites, script, before.error):
+            return Judgement(Verdict.FAILED, f"it still raises {says(after.error)}", differences)
+        if not same_place and not meant:
+            return Judgement(Verdict.FAILED, f"after the rewrite it raises {says(after.error)}", differences)
+        notes.append(f"the script still ends with {says(after.error)}")
+
+    ran = {path for path, rows in after.ran.items() if rows}
+    if not ran and any(rows.changed for rows in lines.rows.values()):
+        return Judgement(Verdict.INCONCLUSIVE, "the rewritten lines did not run", differences, notes)
+
+    for event in of_kind(reference, "backward"):
+        for name, expected in event.expected.items():
+            value = event.values.get(name)
+            if not close(expected, value, tolerance):
+                wrong = Difference("backward", name, "changed", event.place, expected, value, "autograd.grad says otherwise")
+                return Judgement(Verdict.CHANGED, describe(wrong), [wrong], notes)
+
+    forgave = usable and (bool(forgiven.forgiven) or forgiven.skipped)
+    if not differences and before.error is None:
+        if against and forgave:
+            return Judgement(Verdict.FAILED, f"nothing came of it: {describe(against[0])}", against, notes)
+        if against and (empty := still_none(before, after, forgiven, lines, rewrites, script)):
+            return Judgement(Verdict.FAILED, f"`{empty}.grad` is still `None`", against, notes)
+        if before.detail != "output varies" and not same_output(before.stdout, after.stdout):
+            return Judgement(Verdict.CHANGED, "what the script prints has changed, and no gradient explains it", [], notes)
+        return Judgement(Verdict.PRESERVED, "every gradient is as it was", [], notes)
+
+    harm = [d for d in differences if d.change not in ("gained", "appeared") and (is_named(d.name) or not d.name)]
+    crash_gone = before.error is not None and after.error is None
+    if against:
+        if not forgave and harm and any(Verdict.REPAIRED in r.promises for r in rewrites) and not crash_gone:
+            return by_first_difference(differences, notes)
+        if harm and not forgave:
+            return Judgement(Verdict.CHANGED, describe(harm[0]), harm, notes)
+        return Judgement(Verdict.CHANGED, f"not what the original means: {describe(against[0])}", against, notes)
+    if harm and not forgave:
+        return Judgement(Verdict.CHANGED, describe(harm[0]), harm, notes)
+    if not usable:
+        notes.append(f"not compared with the original on a forgiving autograd: {forgiven.detail}")
+    elif forgiven.error is not None:
+        notes.append(f"compared with the original on a forgiving autograd until {says(forgiven.error)}")
+    if harm:
+        return Judgement(Verdict.REPAIRED, f"{describe(harm[0])}; all that follows is right", differences, notes)
+    gained = [d for d in differences if is_named(d.name)]
+    if not gained and not crash_gone:
+        return Judgement(Verdict.PRESERVED, "every gradient is as it was", differences, notes)
+    reason = describe(gained[0]) if gained else f"it no longer raises {says(before.error)}"
+    if crash_gone and gained:
+        notes.insert(0, f"it no longer raises {says(before.error)}")
+    return Judgement(Verdict.GAINED, reason, differences, notes)
+
+
+def by_first_difference(differences: list[Difference], notes: list[str]) -> Judgement:
+    """Where the forgiving run knows no intent: what changes first must be which tensors take part, not a number."""
+    order = {"requires_grad": 0, "backward": 1, "grad": 2, "step": 3, "read": 4, "value": 5, "end": 6}
+    first = min(differences, key=lambda d: order[d.kind])
+    if first.change in ("appeared", "vanished", "gained") or first.kind == "requires_grad":
+        return Judgement(Verdict.REPAIRED, describe(first), differences, notes)
+    return Judgement(Verdict.CHANGED, describe(first), differences, notes)
+
+
+def names_row(rewrites: Sequence[Rewrite], script: Script, error: Failure) -> bool:
+    if error.place is None:
+        return False
+    return any(
+        script.relative(path) == error.place.path and error.place.row in rows for r in rewrites for path, rows in r.rows
+    )
+
+
+def still_none(before, after, forgiven, lines, rewrites, script) -> str | None:
+    """A gradient that a finding names, that was `None`, is `None`, and need not be."""
+    from gradfix.harness.align import reads
+
+    theirs = reads(after, lines.new)
+    for (where, name), values in reads(forgiven, lines.old).items():
+        if any(v is not None and not v.supplied for v, _ in values):
+            seen = theirs.get((where, name), [])
+            if seen and all(v is None for v, _ in seen):
+                place = values[0][1]
+                if names_row(rewrites, script, Failure("", "", place)):
+                    return name
+    return None

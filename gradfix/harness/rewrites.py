@@ -1,0 +1,151 @@
+"""The rewrites of a project, one by one or together, and what of them the harness has to know."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from gradfix import engine
+from gradfix.codemod import Codemod
+from gradfix.findings import Finding, Problem, Span, Verdict
+from gradfix.harness.align import Rows, Texts
+from gradfix.harness.run import Script
+from gradfix.harness.trace import Forgive
+from gradfix.source import SourceError, data_of, decode
+
+# What the forgiving run does at the rows that a finding's fix touches, beyond what it does for all.
+FORGIVES = {
+    "leaf-lost-at-creation": "leaf",
+    "missing-requires-grad": "leaf",
+    "integer-requires-grad": "leaf",
+    "requires-grad-typo": "leaf",
+    "parameter-rebinding": "rebind",
+    "zero-grad-order": "late",
+}
+
+
+@dataclass(frozen=True)
+class Rewrite:
+    """A finding that was fixed, by places of the original text."""
+
+    finding: Finding
+    key: tuple
+    rows: tuple[tuple[str, tuple[int, ...]], ...]  # path -> original rows that the finding names
+    own: tuple[int, ...]  # original rows of the finding itself, in its file
+    edited: tuple[tuple[str, tuple[int, ...]], ...]  # path -> original rows that its edits name
+    promises: tuple[Verdict, ...]
+
+
+@dataclass
+class Rewritten:
+    before: dict[str, bytes]
+    after: dict[str, bytes]
+    rewrites: list[Rewrite]
+    applied: engine.Applied
+
+    def overlay(self) -> dict[str, bytes]:
+        return {os.path.realpath(path): data for path, data in self.after.items()}
+
+
+class Rewriter:
+    def __init__(self, files: Sequence[str], settings: engine.Settings, runner, overlay: dict[str, bytes] | None = None):
+        self.files, self.settings, self.runner, self.given = list(files), settings, runner, overlay or {}
+        self.original = engine.make_project(self.files, self.given, settings)
+        self._rows: dict[tuple[str, bytes], Rows] = {}
+        self.problems: list[Problem] = []
+        self.promises = {rule.code: rule.promises for rule in settings.rules}
+
+    def make(self, keys: Iterable[tuple] | None = None) -> Rewritten:
+        """All rewrites, or only those of `keys`."""
+        settings = self.settings
+        if keys is not None:
+            chosen = set(keys)
+            settings = dataclasses.replace(settings, wanted=lambda f, project: self.key(f, project) in chosen)
+        applied = engine.apply(self.files, settings, self.runner, self.given)
+        if keys is None:
+            self.problems = list(applied.result.problems)
+        rewrites = [self.rewrite(f, project) for project, landed in applied.steps for f in landed]
+        return Rewritten(applied.before, applied.after, list({r.key: r for r in rewrites}.values()), applied)
+
+    def rows(self, path: str, project) -> Rows:
+        old, new = data_of(self.original, path), data_of(project, path)
+        if (path, new) not in self._rows:
+            self._rows[path, new] = Rows(text_of(path, old), text_of(path, new))
+        return self._rows[path, new]
+
+    def key(self, finding: Finding, project) -> tuple:
+        place = self.rows(finding.path, project).new.get(finding.span.row, ("row", finding.span.row))
+        return (finding.code, finding.path, place, finding.message)
+
+    def rewrite(self, finding: Finding, project) -> Rewrite:
+        named: dict[str, set[int]] = {}
+        edited: dict[str, set[int]] = {}
+        first, last = finding.statement_rows
+        spans = [(finding.path, finding.span)]
+        if first:
+            spans.append((finding.path, Span(first, 0, last, 0)))
+        spans += [(r.path, r.span) for r in finding.related]
+        for path, span in spans:
+            named.setdefault(path, set()).update(self._original(path, span, project))
+        for edit in finding.fix.edits:
+            for names in (("anchor", "anchor"), ("target", "target"), ("first", "last")):
+                first, last = (getattr(edit, name, None) for name in names)
+                if isinstance(first, Span):
+                    rows = self._original(edit.path, Span(first.row, 0, last.end_row, 0), project)
+                    edited.setdefault(edit.path, set()).update(rows)
+                    named.setdefault(edit.path, set()).update(rows)
+        return Rewrite(
+            finding,
+            self.key(finding, project),
+            tuple((p, tuple(sorted(r))) for p, r in named.items()),
+            tuple(sorted(self._original(finding.path, finding.span, project))),
+            tuple((p, tuple(sorted(r))) for p, r in edited.items()),
+            tuple(self.promises.get(finding.code, ())),
+        )
+
+    def _original(self, path: str, span: Span, project) -> set[int]:
+        rows = self.rows(path, project)
+        out = set()
+        for row in range(span.row, span.end_row + 1):
+            kind, number = rows.new.get(row, ("row", row))
+            if kind == "row":
+                out.add(number)
+            else:
+                out.update(old for old, key in rows.old.items() if key == (kind, number))
+        return out
+
+
+def text_of(path: str, data: bytes) -> str:
+    try:
+        return decode(path, data).text
+    except SourceError:
+        return data.decode("utf-8", "replace")
+
+
+def texts(script: Script, before: dict[str, bytes], after: dict[str, bytes]) -> Texts:
+    return Texts({script.relative(p): Rows(text_of(p, before[p]), text_of(p, after[p])) for p in after})
+
+
+def forgive(script: Script, rewrites: Sequence[Rewrite], none: str = "zeros") -> Forgive:
+    tables: dict[str, dict[str, set[int]]] = {"rows": {}, "rebind": {}, "leaf": {}, "late": {}}
+    for rewrite in rewrites:
+        for path, rows in rewrite.rows:
+            tables["rows"].setdefault(script.relative(path), set()).update(rows)
+        kind = FORGIVES.get(rewrite.finding.name)
+        if kind is None:
+            continue
+        places = {} if kind == "late" else {path: set(rows) for path, rows in rewrite.edited}
+        if kind != "leaf":
+            places.setdefault(rewrite.finding.path, set()).update(rewrite.own)
+        for path, rows in places.items():
+            tables[kind].setdefault(script.relative(path), set()).update(rows)
+    return Forgive(**{name: {p: sorted(r) for p, r in table.items()} for name, table in tables.items()}, none=none)
+
+
+def names(rewrites: Iterable[Rewrite]) -> list[str]:
+    return sorted({r.finding.name for r in rewrites})
+
+
+__all__ = ["Codemod", "Rewrite", "Rewriter", "Rewritten", "forgive", "names", "text_of", "texts"]

@@ -1,0 +1,234 @@
+"""The recorder, the runner and the judge, on small scripts."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("msgspec")
+
+from harness_support import Verdict, prove, rewritten, runs, script, write  # noqa: E402
+
+from gradfix.harness.run import Limits  # noqa: E402
+
+FOUNDING = """\
+    import torch
+
+    a = torch.tensor(2.0, requires_grad=True)
+    b = a * 3
+    c = (b ** 2).sum()
+    c.backward()
+    print(a.grad, b.grad)
+"""
+
+
+def numbers(value):
+    return None if value is None else value.numbers()
+
+
+def test_the_founding_example(tmp_path):
+    judged = prove(write(tmp_path, FOUNDING))
+    assert judged.verdict is Verdict.GAINED
+    before, after = judged.before, judged.after
+    assert numbers(before.end["a"].grad) == [36.0] and before.end["b"].grad is None
+    assert numbers(after.end["a"].grad) == [36.0] and numbers(after.end["b"].grad) == [12.0]
+    assert before.stdout == "tensor(36.) None\n"
+
+
+def test_what_is_recorded(tmp_path):
+    record = runs().run(
+        script(
+            write(
+                tmp_path,
+                """\
+                import torch
+
+                net = torch.nn.Linear(2, 1)
+                optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+                x = torch.ones(1, 2, requires_grad=True)
+                net(x).sum().backward()
+                optimizer.step()
+                (g,) = torch.autograd.grad(net(x).sum(), x)
+                print("seen", x.grad is None)
+                raise ValueError("the end")
+                """,
+            )
+        )
+    )
+    kinds = [(e.kind, sorted(e.values), e.place.row) for e in record.events]
+    assert kinds == [
+        ("backward", ["net.bias", "net.weight", "x"], 6),
+        ("step", ["net.bias", "net.weight"], 7),
+        ("grad", ["x"], 8),
+        ("read", ["x"], 9),
+    ]
+    assert record.stdout == "seen False\n"
+    assert (record.error.type, record.error.message, record.error.place.row) == ("ValueError", "the end", 10)
+    assert set(record.end) >= {"net.weight", "net.bias", "x", "g"}
+    assert numbers(record.end["net.bias"].grad) == [1.0]
+
+
+def test_scripts_of_many_shapes(tmp_path):
+    write(tmp_path, "", "pkg/__init__.py")
+    write(tmp_path, "import torch\ndef make(n):\n    return torch.ones(n, requires_grad=True)\n", "pkg/parts.py")
+    write(tmp_path, "SIZE = 2\n", "pkg/beside.txt")
+    path = write(
+        tmp_path,
+        """\
+        import argparse
+        import pathlib
+        from .parts import make
+
+        def main():
+            parser = argparse.ArgumentParser()
+            parser.add_argument("--n", type=int, default=1)
+            w = make(parser.parse_args().n)
+            (w * 2).sum().backward()
+            print(w.grad.tolist(), pathlib.Path(__file__).with_name("beside.txt").read_text().strip())
+
+        if __name__ == "__main__":
+            main()
+        """,
+        "pkg/train.py",
+    )
+    here = script(path, Limits(timeout=30, arguments=["--n", "3"]), tmp_path)
+    record = runs().run(here)
+    assert record.error is None and record.stdout == "[2.0, 2.0, 2.0] SIZE = 2\n"
+    assert numbers(record.end["w"].grad) == [2.0] * 3  # a local of a function that has returned
+    assert "pkg/parts.py" in record.modules
+    changed = b"import torch\ndef make(n):\n    return torch.zeros(n, requires_grad=True)\n"
+    record = runs().run(here, {str((tmp_path / "pkg/parts.py").resolve()): changed})
+    assert numbers(record.end["w"].value) == [0.0] * 3
+
+
+def test_two_runs_are_the_same_run(tmp_path):
+    path = write(
+        tmp_path,
+        """\
+        import random, numpy, torch
+        w = torch.randn(3, requires_grad=True)
+        (w * random.random() * numpy.random.rand()).sum().backward()
+        """,
+    )
+    assert runs().run(script(path)).end == runs().run(script(path)).end
+
+
+def test_a_script_that_differs_from_itself_proves_nothing(tmp_path):
+    judged = prove(write(tmp_path, FOUNDING.replace("2.0", "float(__import__('time').time_ns() % 1000003)")))
+    assert judged.verdict is Verdict.INCONCLUSIVE and "two runs of the original differ" in judged.reason
+
+
+def test_the_whole_group_is_ended_at_the_limit(tmp_path):
+    path = write(
+        tmp_path,
+        """\
+        import os, time
+        if os.fork() == 0:
+            if os.fork() == 0:
+                os.setsid()  # leaves the group
+                time.sleep(600)
+            time.sleep(600)
+        time.sleep(600)
+        """,
+    )
+    started = time.monotonic()
+    record = runs().run(script(path, Limits(timeout=1.0)))
+    assert record.stopped == "time" and time.monotonic() - started < 20
+    runs().run(script(write(tmp_path, "pass", "next.py")))
+    left = subprocess.run(["ps", "-eo", "ppid,args"], capture_output=True, text=True).stdout.splitlines()
+    server = str(runs().server.pid)
+    assert not [line for line in left if line.split()[:1] == [server]]
+
+
+def test_memory_is_limited(tmp_path):
+    path = write(tmp_path, "import torch\nx = torch.ones(1 << 28)\n")
+    assert runs().run(script(path, Limits(timeout=30, memory=64 << 20))).stopped == "memory"
+
+
+def test_output_is_bounded_and_there_is_no_input(tmp_path):
+    record = runs().run(script(write(tmp_path, "while True:\n    print('x' * 100000)\n    if input(): pass\n")))
+    assert record.error.type == "EOFError"
+    record = runs().run(script(write(tmp_path, "for i in range(100): print('x' * 100000)\n")))
+    assert len(record.stdout) == 1 << 20
+
+
+def test_what_a_script_writes_goes_into_a_copy(tmp_path):
+    path = write(
+        tmp_path,
+        """\
+        import os, torch
+        open("log.txt", "w").write("here")
+        torch.save(torch.ones(2), "weights.pt")
+        os.mkdir("out")
+        os.remove("data.txt")
+        print(sorted(os.listdir(".")))
+        """,
+    )
+    (tmp_path / "data.txt").write_text("kept")
+    before = sorted(os.listdir(tmp_path))
+    record = runs().run(script(path))
+    assert record.error is None and record.stdout == "['log.txt', 'out', 'script.py', 'weights.pt']\n"
+    assert sorted(os.listdir(tmp_path)) == before and (tmp_path / "data.txt").read_text() == "kept"
+
+
+def test_a_copy_is_no_door_to_the_rest(tmp_path):
+    outside = tmp_path / "outside.txt"
+    path = write(tmp_path, f"open('inside.txt', 'w')\nopen({str(outside)!r}, 'w')\n", "project/script.py")
+    record = runs().run(script(path))
+    assert record.error.type == "PermissionError" and not outside.exists()
+
+
+def test_without_fork(tmp_path):
+    from gradfix.harness.run import Runs
+
+    with Runs(2, fork=False) as slow:
+        record = slow.run(script(write(tmp_path, FOUNDING)))
+    assert record.error is None and numbers(record.end["a"].grad) == [36.0]
+
+
+# ---------------------------------------------------------------- the command
+
+
+def gradfix(folder: Path, *arguments: str):
+    command = [sys.executable, "-m", "gradfix", *arguments, "--isolated"]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120)
+
+
+def test_verify(tmp_path):
+    write(tmp_path, FOUNDING)
+    done = gradfix(tmp_path, "verify", "script.py", "--device", "cpu,cuda")
+    assert done.returncode == 0, done.stderr
+    assert "script.py: gained: `b.grad` is gained (script.py:7)" in done.stdout
+    assert "runs 1 script of yours" in done.stderr
+    import torch
+
+    assert ("warning: cuda is not here" in done.stderr) == (not torch.cuda.is_available())
+    done = gradfix(tmp_path, "verify", ".", "--output-format", "json")
+    (entry,) = json.loads(done.stdout)
+    assert (entry["verdict"], entry["filename"]) == ("gained", "script.py")
+    assert [(r["code"], r["verdict"]) for r in entry["rewrites"]] == [("GF101", "gained")]
+    read = entry["differences"][0]
+    assert (read["name"], read["before"], read["after"]["values"], read["row"]) == ("b", None, [12.0], 7)
+
+
+def test_exit_codes_of_verify(tmp_path):
+    unsure = FOUNDING.replace("2.0", "float(__import__('time').time_ns() % 1000003)")
+    write(tmp_path, unsure)
+    assert gradfix(tmp_path, "verify", "script.py").returncode == 0
+    assert gradfix(tmp_path, "verify", "script.py", "--strict").returncode == 1
+    assert gradfix(tmp_path, "verify", "absent.py").returncode == 2
+    assert gradfix(tmp_path, "verify", "script.py", "--device", "tpu").returncode == 2
+    assert gradfix(tmp_path, "verify", "script.py", "--memory", "much").returncode == 2
+
+
+def test_the_tree_stays_as_it_was(tmp_path):
+    path = write(tmp_path, FOUNDING)
+    before = path.read_bytes()
+    rewritten(path)
+    assert gradfix(tmp_path, "verify", "script.py").returncode == 0
+    assert path.read_bytes() == before and os.listdir(tmp_path) == ["script.py"]
