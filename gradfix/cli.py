@@ -480,6 +480,59 @@ def verify(
 
 
 @app.command()
+def migrate(
+    sources: Annotated[Optional[list[str]], typer.Argument(metavar="SOURCES…", help="Folders, git repositories (paths or URLs), manifests (.toml).", show_default=False)] = None,
+    write: Annotated[bool, typer.Option("--write", help="Commit on a new branch of each repository.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only report (the default).")] = False,
+    patches: Annotated[Optional[str], typer.Option("--patches", metavar="DIR", help="Write patches there instead.")] = None,
+    branch: Annotated[Optional[str], typer.Option("--branch", metavar="NAME", help="The branch (default: gradfix/<date>).")] = None,
+    report: Annotated[Optional[str], typer.Option("--report", metavar="FILE.html", help="Write a report there, and beside it as .json and .md.")] = None,
+    journal: Annotated[Optional[str], typer.Option("--journal", metavar="FILE", help="Where the state of the run is kept (default: the user's state folder).")] = None,
+    restart: Annotated[bool, typer.Option("--restart", help="Do everything again, whatever the journal holds.")] = False,
+    cluster: Annotated[Optional[str], typer.Option("--cluster", metavar="ADDRESS", help="Run on Dask: local, or tcp://scheduler:8786.")] = None,
+    timeout: Annotated[Optional[float], typer.Option("--timeout", metavar="SECONDS", help="For each repository (default: 600).")] = None,
+    memory: Annotated[Optional[int], typer.Option("--memory", metavar="MIB", help="For each repository (default: 4096).")] = None,
+    verify_command: Annotated[Optional[str], typer.Option("--verify-command", metavar="COMMAND", help="Run it in a copy of each repository, before and after.")] = None,
+    unsafe_fixes: Annotated[Optional[bool], typer.Option("--unsafe-fixes/--no-unsafe-fixes", help="Apply unsafe fixes too.", show_default=False)] = None,
+    select: Select = None,
+    ignore: Ignore = None,
+    extend_select: ExtendSelect = None,
+    unfixable: Unfixable = None,
+    extend_safe_fixes: ExtendSafe = None,
+    exclude: Exclude = None,
+    isolated: Annotated[Optional[bool], typer.Option("--isolated", help="Use no config file of a repository.", show_default=False)] = None,
+    target_torch: Torch = None,
+    jobs: Jobs = None,
+    quiet: Quiet = False,
+):
+    """Repair many repositories, rule by rule, each rule a commit (legacy rules are on)."""
+    from gradfix.config import split
+    from gradfix.migrate.command import migrate as run_migrate
+    from gradfix.migrate.records import Options
+
+    options = Options(
+        select=None if select is None else split(select),
+        extend_select=split(extend_select),
+        ignore=split(ignore),
+        unfixable=split(unfixable),
+        extend_safe_fixes=split(extend_safe_fixes),
+        exclude=split(exclude),
+        target_torch=target_torch,
+        unsafe_fixes=unsafe_fixes,
+        isolated=isolated,
+        verify_command=verify_command,
+        timeout=timeout,
+        memory=memory,
+    )
+    finish(
+        run_migrate(
+            sources or ["."], options, write=write, dry_run=dry_run, patches=patches, branch=branch, journal=journal,
+            restart=restart, cluster=cluster, jobs=jobs, report=report, quiet=quiet, say=say, out=Out(sys.stdout),
+        )  # fmt: skip
+    )
+
+
+@app.command()
 def rules(
     output_format: Annotated[Optional[Format], typer.Option("--output-format", help="full or json.")] = None,
 ):

@@ -10,7 +10,7 @@ ROOT = Path(__file__).parent.parent
 # Highest first.  A line holds siblings: `|` may not import each other, `:` may.
 LAYERS = """\
     gradfix.cli
-    gradfix.server
+    gradfix.server | gradfix.migrate
     gradfix.reports : gradfix.baseline : gradfix.harness
     gradfix.engine
     gradfix.preview : gradfix.fingerprints
@@ -52,6 +52,7 @@ source_modules =
     gradfix.runner
     gradfix.reports
     gradfix.server
+    gradfix.migrate
     codemods
 forbidden_modules = torch
 """

@@ -1,0 +1,342 @@
+"""One repository from checkout to branch: runs in a worker process, which may be killed at any moment."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import os
+import shutil
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Sequence
+
+from gradfix import codemod, config, discovery, engine
+from gradfix.findings import Finding, Problem
+from gradfix.migrate import verification
+from gradfix.migrate.git import GitError, Repository, clone, text
+from gradfix.migrate.records import Commit, Job, Options, Record, Row, Verification
+from gradfix.runner import Runner, describe
+from gradfix.source import SourceError, atomic_write
+
+MAX_PASSES = 10
+RESERVE = 5.0  # seconds of the time limit that verification leaves for the rest
+
+
+class Failed(Exception):
+    """Why this repository can't be done."""
+
+
+def migrate(job: Job) -> Record:
+    """The record of `job`, always: what goes wrong is part of it."""
+    start = time.monotonic()
+    os.makedirs(job.scratch, exist_ok=True)
+    here = os.getcwd()
+    with tempfile.TemporaryDirectory(prefix="repo-", dir=os.path.realpath(job.scratch), ignore_cleanup_errors=True) as scratch:
+        try:
+            record = Migration(job, scratch, start).run()
+        except (Failed, GitError, SourceError, config.ConfigError, codemod.RegistryError) as error:
+            record = Record(name=job.name, source=job.source, state="failed", error=" ".join(str(error).split()))
+        except MemoryError:
+            record = failure(job, "it ran out of memory (--memory)")
+        except Exception as error:
+            if os.environ.get("GRADFIX_TRACEBACK"):
+                raise
+            record = failure(job, f"gradfix itself crashed: {describe(error)}")
+        finally:
+            os.chdir(here)
+    record.mode = job.mode
+    record.seconds = round(time.monotonic() - start, 3)
+    return record
+
+
+def failure(job: Job, reason: str) -> Record:
+    return Record(name=job.name, source=job.source, state="failed", mode=job.mode, error=reason)
+
+
+@dataclasses.dataclass
+class Outcome:
+    """What the rules did to one checkout."""
+
+    first: engine.Result
+    last: engine.Result
+    commits: list[Commit]
+    problems: list[Problem]
+
+
+class Migration:
+    def __init__(self, job: Job, scratch: str, start: float):
+        self.job, self.options, self.scratch = job, job.options, scratch
+        self.deadline = start + self.options.timeout if self.options.timeout else None
+        self.tree = os.path.join(scratch, "tree")
+        self.notes: list[str] = []
+        self.location = None
+
+    def run(self) -> Record:
+        job = self.job
+        self.open()
+        if self.nothing_new():
+            return Record(name=job.name, source=job.source, state="same", base=self.base)
+        os.chdir(self.tree)
+        self.settings, self.excludes = settings_of(self.options, self.tree)
+        self.files, problems = discovery.discover(self.paths, self.excludes)
+        self.files = [f for f in self.files if not os.path.islink(f)]  # what a link names may lie outside
+        if not self.files and not problems:
+            self.notes.append("no Python files")
+        outcome, dropped, verified = self.rewrite_and_verify()
+        record = Record(
+            name=job.name,
+            source=job.source,
+            state="done",
+            base=self.base,
+            tip=outcome.commits[-1].hash if outcome.commits else None,
+            location=self.location,
+            files=len(self.files),
+            found=dict(sorted(Counter(f.code for f in outcome.first.findings).items())),
+            commits=outcome.commits,
+            dropped=dropped,
+            left=[finding_row(f, self.settings) for f in outcome.last.findings],
+            problems=problem_rows([*problems, *outcome.last.problems, *outcome.problems]),
+            notes=self.notes,
+            verification=verified,
+        )
+        self.land(record)
+        return record
+
+    # ------------------------------------------------------------------ opening
+
+    def open(self) -> None:
+        """`self.repository`, `self.base`, and the files of that commit in `self.tree`."""
+        job = self.job
+        self.paths = list(self.options.paths) or ["."]
+        if job.kind == "folder":
+            if job.mode == "branch":
+                raise Failed("is no git repository, so it can have no branch; --patches DIR writes patches")
+            copy_sources(job.source, self.tree, self.options)
+            self.repository, self.base = Repository.of_folder(self.tree, self.scratch)
+            return
+        if job.kind == "url":
+            self.location = os.path.join(job.clones, clone_name(job.source))
+            clone(job.source, self.location)
+            self.repository = Repository.open(self.location, self.scratch)
+        else:
+            self.repository = Repository.open(job.source, self.scratch)
+            self.note_uncommitted()
+        self.base = self.repository.head()
+        self.repository.checkout(self.base, self.tree)
+
+    def note_uncommitted(self) -> None:
+        try:
+            state = self.repository.git("-C", self.job.source, "rev-parse", "--is-bare-repository")
+            if text(state) == "true":
+                return
+            from gradfix.migrate.git import git
+
+            if git("-C", self.job.source, "status", "--porcelain", "--untracked-files=no"):
+                self.notes.append("has uncommitted changes; they are not part of this, which starts from the last commit")
+        except GitError:
+            pass
+
+    def nothing_new(self) -> bool:
+        known = self.job.known
+        if not known or known["base"] != self.base:
+            return False
+        return not known["branch"] or self.repository.tip(known["branch"]) == known["tip"]
+
+    # ----------------------------------------------------------------- rewriting
+
+    def rewrite_and_verify(self) -> tuple[Outcome, list[Commit], Verification | None]:
+        """Apply the rules; where a command is given, leave out the rules that it refuses."""
+        command = self.options.verify_command
+        outcome = self.rewrite(set())
+        if not command or not outcome.commits:
+            return outcome, [], None
+        trials = verification.Trials(command, self.copy_for_trial, self.deadline, RESERVE)
+        before = trials.run(self.base)
+        dropped: list[Commit] = []
+        while True:
+            tip = outcome.commits[-1].hash
+            after = trials.run(tip)
+            verdict, reason = verification.judge(before, after)
+            if verdict != "failed":
+                break
+            culprit = next((c for c in outcome.commits[:-1] if trials.fails(c.hash)), outcome.commits[-1])
+            culprit.verdict = "failed"
+            dropped.append(culprit)
+            outcome = self.rewrite({c.code for c in dropped})
+            if not outcome.commits:
+                reason = "the command failed with every rewrite, so none is kept"
+                break
+        if dropped and outcome.commits:
+            reason += f"; left out, since the command failed with it: {', '.join(c.rule for c in dropped)}"
+        for commit in outcome.commits:
+            commit.verdict = verdict
+        return outcome, dropped, Verification(command=trials.shown, verdict=verdict, reason=reason, before=before, after=after)
+
+    def rewrite(self, without: set[str]) -> Outcome:
+        """One commit per rule, in passes until no rule changes anything: a fix may lay bare the next finding."""
+        repository = self.repository
+        settings = dataclasses.replace(self.settings, active=self.settings.active - without)
+        repository.checkout(self.base, self.tree)
+        commits: list[Commit] = []
+        problems: list[Problem] = []
+        seconds, zone = (946684800, "+0000") if self.job.kind == "folder" else repository.date(self.base)
+        identity = repository.identity()
+        seen = {text(repository.git("rev-parse", f"{self.base}^{{tree}}")): 0}
+        with Runner(self.job.processes) as runner:
+            first = last = engine.check(self.files, settings, runner)
+            for _ in range(MAX_PASSES):
+                before = len(commits)
+                for rule in in_order(settings.rules):
+                    if not any(f.code == rule.code and wanted(f, settings) for f in last.findings):
+                        continue
+                    alone = dataclasses.replace(settings, active={rule.code})
+                    done = engine.apply(self.files, alone, runner)
+                    problems += done.result.problems
+                    if not done.after:
+                        continue
+                    for path, data in done.after.items():
+                        atomic_write(path, data)
+                    tree = repository.stage(self.tree, sorted(done.after))
+                    parent = commits[-1].hash if commits else self.base
+                    subject = f"Apply {rule.name} ({rule.code})"
+                    message = f"{subject}\n\n{describe_commit(rule, done)}\n"
+                    made = repository.commit(tree, parent, message, f"{seconds + len(commits)} {zone}", identity)
+                    if tree in seen:  # back where we were: rules undo each other
+                        names = sorted({c.rule for c in commits[seen[tree] :]} | {rule.name})
+                        problems += [Problem(p, f"left as it was: rules undo each other ({', '.join(names)})") for p in done.after]
+                        del commits[seen[tree] :]
+                        last = engine.check(self.files, settings, runner)
+                        return Outcome(first, last, commits, problems)
+                    commits.append(
+                        Commit(
+                            code=rule.code,
+                            rule=rule.name,
+                            subject=subject,
+                            fixes=len(done.fixed),
+                            files=sorted(done.after),
+                            diff=repository.diff(parent, made),
+                            hash=made,
+                        )
+                    )
+                    seen[tree] = len(commits)
+                if len(commits) == before:
+                    break
+                last = engine.check(self.files, settings, runner)
+        return Outcome(first, last, commits, problems)
+
+    def copy_for_trial(self, commit: str, folder: str) -> None:
+        """All files of the repository as of `commit`, for the verify command."""
+        if self.job.kind == "folder":  # the commit holds the sources only; the command may want the data, too
+            shutil.copytree(self.job.source, folder, symlinks=True, ignore=shutil.ignore_patterns(".git"), dirs_exist_ok=True)
+        self.repository.checkout(commit, folder)
+
+    # ------------------------------------------------------------------- landing
+
+    def land(self, record: Record) -> None:
+        if not record.commits:
+            return
+        if self.job.mode == "branch":
+            record.branch = self.repository.publish(self.job.branch, self.base, record.tip)
+        elif self.job.mode == "patches":
+            for number, commit in enumerate(record.commits, 1):
+                commit.patch = self.repository.patch(commit.hash, number, len(record.commits))
+
+
+def in_order(rules: Sequence) -> list:
+    """First what lets a file parse again, then the other legacy forms, then the rest: each reads what the last wrote."""
+    return sorted(rules, key=lambda r: (r.code != "GF906", not r.code.startswith("GF9"), r.code))
+
+
+def wanted(finding: Finding, settings: engine.Settings) -> bool:
+    return engine.has_fix(finding, settings) and (settings.unsafe_fixes or engine.is_safe(finding, settings))
+
+
+def describe_commit(rule, done: engine.Applied) -> str:
+    from gradfix import __version__
+    from gradfix.reports import count
+
+    counts = f"{len(done.fixed)} {'fix' if len(done.fixed) == 1 else 'fixes'} in {count(len(done.after), 'file')}."
+    return f"{counts} {rule.summary}\n\nMade by gradfix {__version__}; `gradfix rule {rule.code}` explains it."
+
+
+def settings_of(options: Options, root: str) -> tuple[engine.Settings, list[discovery.Patterns]]:
+    """The options on top of the repository's own configuration.  The legacy rules are on unless a selection is given."""
+    rules = codemod.load()
+    conf = config.Config()
+    if not options.isolated:
+        path = config.find_config(root)
+        if path is not None and os.path.dirname(path) == root:
+            conf = config.read_config(path)[0] or conf
+    extend = list(options.extend_select)
+    if options.select is None and conf.select is None:
+        extend.append("GF9")
+    torch = options.target_torch or conf.target_torch
+    per_file = [
+        (discovery.Patterns(root, [pattern]), config.codes(config.split(selectors), rules))
+        for pattern, selectors in conf.per_file_ignores.items()
+    ]
+
+    def ignored_in(path: str) -> set[str]:
+        absolute = os.path.abspath(path)
+        return set().union(*(codes for patterns, codes in per_file if patterns.verdict(absolute)))
+
+    settings = engine.Settings(
+        rules=rules,
+        active=config.selected(rules, conf, options.select, extend, options.ignore),
+        target_torch=config.parse_torch(torch) if torch else config.NEWEST_TORCH,
+        unfixable=config.codes(conf.unfixable + options.unfixable, rules),
+        safe_anyway=config.codes(conf.extend_safe_fixes + options.extend_safe_fixes, rules),
+        unsafe_fixes=bool(options.unsafe_fixes),
+        ignored_in=ignored_in,
+    )
+    return settings, [discovery.Patterns(root, conf.exclude), discovery.Patterns(root, options.exclude)]
+
+
+def copy_sources(folder: str, tree: str, options: Options) -> None:
+    """What the analysis reads of a plain folder: a snapshot, so that nothing changes under it."""
+    os.makedirs(tree)
+    here = os.getcwd()
+    try:
+        os.chdir(folder)
+        found, _ = discovery.discover(list(options.paths) or ["."])
+    except OSError as error:
+        raise Failed((error.strerror or str(error)).lower()) from None
+    finally:
+        os.chdir(here)
+    settings = ["gradfix.toml", "pyproject.toml", ".gitignore"]
+    for path in [*found, *(s for s in settings if os.path.isfile(os.path.join(folder, s)))]:
+        if os.path.isabs(path):
+            continue
+        target = os.path.join(tree, path)
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+        try:
+            shutil.copy(os.path.join(folder, path), target, follow_symlinks=False)
+        except OSError as error:
+            raise Failed(f"{path}: {(error.strerror or str(error)).lower()}") from None
+
+
+def clone_name(url: str) -> str:
+    """A folder name for a URL: readable, and one of its own."""
+    stem = url.rstrip("/").rpartition("/")[2].removesuffix(".git") or "repository"
+    safe = "".join(c if c.isalnum() or c in "-_." else "-" for c in stem)[:60]
+    return f"{safe}-{hashlib.sha256(url.encode('utf-8', 'surrogateescape')).hexdigest()[:12]}.git"
+
+
+def finding_row(f: Finding, settings: engine.Settings) -> Row:
+    f = engine.with_settings(f, settings)
+    return Row(
+        path=f.path,
+        message=f.message,
+        row=f.span.row,
+        column=f.span.col + 1,
+        code=f.code,
+        rule=f.name,
+        severity=f.severity.value,
+        fix=f.fix.applicability.value if f.fix else None,
+    )
+
+
+def problem_rows(problems: Sequence[Problem]) -> list[Row]:
+    unique = sorted(set(problems), key=lambda p: (p.path, p.row or 0, p.col or 0, p.reason))
+    return [Row(path=p.path, message=p.reason, row=p.row, column=p.col) for p in unique]
