@@ -12,6 +12,8 @@ from collections.abc import Iterator
 
 from gradfix.config import ConfigError
 
+CONNECT_SECONDS = 20
+
 
 @contextlib.contextmanager
 def executor(cluster: str | None, jobs: int) -> Iterator[concurrent.futures.Executor]:
@@ -49,7 +51,7 @@ def dask(address: str, jobs: int) -> Iterator[concurrent.futures.Executor]:
         else:
             cluster = address
         try:
-            client = stack.enter_context(Client(cluster, timeout="20s"))
+            client = stack.enter_context(Client(cluster, timeout=CONNECT_SECONDS))
         except (OSError, ValueError) as error:
             raise ConfigError(f"--cluster {address}: {error or 'no answer'}") from None
         pool = client.get_executor(pure=False)

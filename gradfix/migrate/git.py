@@ -213,11 +213,15 @@ class Repository:
         git("--git-dir", self.git_dir, "unpack-objects", "-q", data=pack, env=env)
         name, number = branch, 1
         while (old := self.tip(name)) != tip:
-            if old is None:
+            if old is not None:
+                number += 1
+                name = f"{branch}-{number}"
+                continue
+            try:
                 git("--git-dir", self.git_dir, "update-ref", "-m", "gradfix migrate", f"refs/heads/{name}", tip, "0" * len(tip), env=env)
-                break
-            number += 1
-            name = f"{branch}-{number}"
+            except GitError:
+                if self.tip(name) is None:  # else someone else was faster: the worker of a run that is just being killed
+                    raise
         return name
 
 

@@ -14,7 +14,7 @@ import msgspec
 
 from gradfix.config import ConfigError
 from gradfix.migrate.progress import fixes, outcome
-from gradfix.migrate.records import Commit, Record, Row
+from gradfix.migrate.records import Record, Row
 from gradfix.reports import count
 from gradfix.source import atomic_write
 
@@ -165,7 +165,7 @@ def as_json(records: Sequence[Record], started: str) -> str:
     t = totals(records)
     summary = {f: getattr(t, f) for f in ("repositories", "changed", "failed", "found", "fixed", "left", "files", "changed_files", "problems", "verdicts")}
     rules = [{"code": r.code, "name": r.name, "found": r.found, "fixed": r.fixed, "left": r.left} for r in t.rules]
-    repos = [{k: v for k, v in msgspec.to_builtins(r).items()} for r in records]
+    repos = [msgspec.to_builtins(r) for r in records]
     for repo in repos:
         for commit in repo["commits"] + repo["dropped"]:
             commit.pop("patch")
@@ -391,6 +391,7 @@ def as_html(records: Sequence[Record], started: str) -> str:
         more_ranked=max(0, len(ranked) - 25),
         parse_diff=parse_diff,
         status=status,
+        has_details=has_details,
         shown_rows=SHOWN_ROWS,
         most_by_rule=max((r.shown for r in t.rules), default=1),
         most_by_repo=max((r.fixed + len(r.left) for r in ranked), default=1),
@@ -400,7 +401,10 @@ def as_html(records: Sequence[Record], started: str) -> str:
 def status(r: Record) -> str:
     if r.state == "failed":
         return "failed"
-    return "changed" if r.commits else "unchanged"
+    if r.commits:
+        return "would change" if r.mode == "dry-run" else "changed"
+    return "unchanged"
 
 
-__all__ = ["Commit", "as_html", "as_json", "as_markdown", "as_text", "check_target", "write"]
+def has_details(r: Record) -> bool:
+    return bool(r.commits or r.dropped or r.left or r.problems or r.error or r.notes or r.verification)

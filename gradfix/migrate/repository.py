@@ -20,7 +20,7 @@ from gradfix.runner import Runner, describe
 from gradfix.source import SourceError, atomic_write
 
 MAX_PASSES = 10
-RESERVE = 5.0  # seconds of the time limit that verification leaves for the rest
+RESERVE = 0.1  # the part of the time limit that the verify command leaves for the rest
 
 
 class Failed(Exception):
@@ -67,7 +67,7 @@ class Outcome:
 class Migration:
     def __init__(self, job: Job, scratch: str, start: float):
         self.job, self.options, self.scratch = job, job.options, scratch
-        self.deadline = start + self.options.timeout if self.options.timeout else None
+        self.deadline = start + self.options.timeout * (1 - RESERVE) if self.options.timeout else None
         self.tree = os.path.join(scratch, "tree")
         self.notes: list[str] = []
         self.location = None
@@ -80,7 +80,9 @@ class Migration:
         os.chdir(self.tree)
         self.settings, self.excludes = settings_of(self.options, self.tree)
         self.files, problems = discovery.discover(self.paths, self.excludes)
-        self.files = [f for f in self.files if not os.path.islink(f)]  # what a link names may lie outside
+        # What a link names is done under its own name, or lies outside and is not ours.
+        self.files = [f for f in self.files if not os.path.islink(f)]
+        problems = [p for p in problems if not os.path.islink(p.path)]
         if not self.files and not problems:
             self.notes.append("no Python files")
         outcome, dropped, verified = self.rewrite_and_verify()
@@ -151,8 +153,11 @@ class Migration:
         outcome = self.rewrite(set())
         if not command or not outcome.commits:
             return outcome, [], None
-        trials = verification.Trials(command, self.copy_for_trial, self.deadline, RESERVE)
+        trials = verification.Trials(command, self.copy_for_trial, self.deadline)
         before = trials.run(self.base)
+        if before.code is None:
+            verdict, reason = verification.judge(before, before)
+            return outcome, [], self.verified(outcome, trials.shown, verdict, reason, before, None)
         dropped: list[Commit] = []
         while True:
             tip = outcome.commits[-1].hash
@@ -169,9 +174,12 @@ class Migration:
                 break
         if dropped and outcome.commits:
             reason += f"; left out, since the command failed with it: {', '.join(c.rule for c in dropped)}"
+        return outcome, dropped, self.verified(outcome, trials.shown, verdict, reason, before, after)
+
+    def verified(self, outcome: Outcome, command, verdict, reason, before, after) -> Verification:
         for commit in outcome.commits:
             commit.verdict = verdict
-        return outcome, dropped, Verification(command=trials.shown, verdict=verdict, reason=reason, before=before, after=after)
+        return Verification(command=command, verdict=verdict, reason=reason, before=before, after=after)
 
     def rewrite(self, without: set[str]) -> Outcome:
         """One commit per rule, in passes until no rule changes anything: a fix may lay bare the next finding."""

@@ -83,6 +83,8 @@ def run(jobs: Sequence[Job], journal: Journal, settings: Settings, progress) -> 
         with executor(settings.cluster, settings.jobs) as pool:
             for position, record in finished(pool, waiting, settings.jobs + IN_FLIGHT, progress):
                 keep(position, record)
+    for folder in _stale(jobs):  # what workers that were ended have left
+        shutil.rmtree(folder, ignore_errors=True)
     started.finish()
     return [records[i] for i in range(len(jobs))], started.started
 
@@ -96,7 +98,9 @@ def finished(pool: concurrent.futures.Executor, waiting: list[tuple[int, Job]], 
             running[pool.submit(worker.run, dumps(following[1]))] = following
         if not running:
             return
-        progress.current([job.name for future, (_, job) in running.items() if future.running()])
+        # An engine elsewhere need not say what it has begun; it takes the jobs in order.
+        begun = [job.name for future, (_, job) in running.items() if future.running()]
+        progress.current(begun or [job.name for _, job in running.values()])
         done, _ = concurrent.futures.wait(running, 1.0, concurrent.futures.FIRST_COMPLETED)
         for future in done:
             position, job = running.pop(future)

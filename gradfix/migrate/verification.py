@@ -34,8 +34,8 @@ def judge(before: Trial, after: Trial) -> tuple[str, str]:
 class Trials:
     """Runs of one command on several commits, each in a copy of its own that is removed again."""
 
-    def __init__(self, command: str | list[str], copy: Callable[[str, str], None], deadline: float | None, reserve: float):
-        self.command, self.copy, self.deadline, self.reserve = command, copy, deadline, reserve
+    def __init__(self, command: str | list[str], copy: Callable[[str, str], None], deadline: float | None):
+        self.command, self.copy, self.deadline = command, copy, deadline
         self.shown = command if isinstance(command, str) else shlex.join(command)
         self.ran: dict[str, Trial] = {}
 
@@ -48,7 +48,7 @@ class Trials:
             try:
                 self.copy(commit, folder)
                 # The first run may use up to half of what is left, so that there is as much for the second.
-                left = None if self.deadline is None else self.deadline - self.reserve - time.monotonic()
+                left = None if self.deadline is None else self.deadline - time.monotonic()
                 self.ran[commit] = run(self.command, folder, left if self.ran or left is None else left / 2)
             finally:
                 shutil.rmtree(folder, ignore_errors=True)

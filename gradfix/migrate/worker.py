@@ -19,7 +19,6 @@ import threading
 from gradfix.migrate.records import Job, Record, dumps, loads
 
 JOBS_PER_PROCESS = 50
-GRACE = 10.0  # seconds on top of the time limit, in which the child may still say how far it came
 
 _idle: list[Worker] = []
 _all: set[Worker] = set()
@@ -35,7 +34,7 @@ def run(job_text: str) -> str:
     limit = job.options.timeout
     worker = _take()
     try:
-        answer = worker.ask(job_text, None if limit is None else limit + GRACE)
+        answer = worker.ask(job_text, limit)
     except TimeoutError:
         worker.end()
         return dumps(failure(job, f"took longer than {limit:g} s (--timeout)"))
