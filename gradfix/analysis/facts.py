@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from gradfix.findings import Problem, Span
 
@@ -27,6 +28,18 @@ class Observations:
     functions: int = 0
     interpreted: int = 0
 
+    @cached_property
+    def by_place(self) -> dict[tuple, list[Fact]]:
+        """(kind, path, span) -> the facts there, in order."""
+        out: dict[tuple, list[Fact]] = {}
+        for fact in self.facts:
+            out.setdefault((fact.kind, fact.path, fact.span), []).append(fact)
+        return out
+
+    @cached_property
+    def bad_places(self) -> set[tuple]:
+        return {(fact.kind, fact.path, fact.span) for fact in self.facts if fact.bad}
+
 
 class Facts:
     """All observations of a run, merged by place."""
@@ -37,10 +50,12 @@ class Facts:
         self.problems = [p for o in self.observations for p in o.problems]
         self._by_kind: dict[str, dict] = {}
         self._syntax: dict = {}
+        # Places where nothing is wrong are left out: they are many, and no rule asks for them.
+        wrong = set().union(*(obs.bad_places for obs in self.observations))
         for obs in self.observations:
-            for fact in obs.facts:
-                places = self._by_kind.setdefault(fact.kind, {})
-                places.setdefault((fact.path, fact.span), []).append(fact)
+            for key in wrong & obs.by_place.keys():
+                places = self._by_kind.setdefault(key[0], {})
+                places.setdefault(key[1:], []).extend(obs.by_place[key])
 
     def text(self, path: str) -> str:
         return self.project.text(path)

@@ -177,8 +177,19 @@ class Module:
             self._chars(node.end_lineno, node.end_col_offset),
         )
 
+    @cached_property
+    def _full_lines(self) -> list[str]:
+        """With their ends, split as the parser does."""
+        return re.findall("[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+$", self.text)
+
     def source(self, node: ast.AST) -> str:
-        return ast.get_source_segment(self.text, node) or ast.unparse(node)
+        """`ast.get_source_segment`, which would split the whole text again for each node."""
+        lines = self._full_lines[node.lineno - 1 : node.end_lineno]
+        if not lines:
+            return ast.unparse(node)
+        lines[-1] = lines[-1].encode("utf-8")[: node.end_col_offset].decode("utf-8", "replace")
+        lines[0] = lines[0].encode("utf-8")[node.col_offset :].decode("utf-8", "replace")
+        return "".join(lines) or ast.unparse(node)
 
     def imports_torch(self) -> bool:
         return re.search(r"^\s*(?:import|from)\s+torch\b", self.text, re.M) is not None

@@ -24,7 +24,7 @@ from gradfix.runner import describe
 from gradfix.server.folder import Cancelled, Document, Folder, Options
 from gradfix.server.positions import Text
 
-DELAY = 0.05  # seconds without a keystroke before the analysis starts
+DELAY = 0.025  # seconds without a keystroke before the analysis starts
 SOURCE = "gradfix"
 FIX_ALL = "source.fixAll.gradfix"
 SEVERITIES = {
