@@ -167,6 +167,50 @@ class RenameAttribute(Edit):
 
 
 @dataclass(frozen=True, slots=True)
+class Lift(Edit):
+    """Replace the expression `target` by `code`, in which `__expr__` stands for `inner`, an expression inside it.
+
+    `Variable(x)` becomes `x`, `loss.data[0]` becomes `loss.item()`; edits inside `inner` are kept.
+    """
+
+    target: Span
+    inner: Span
+    code: str = "__expr__"
+
+
+@dataclass(frozen=True, slots=True)
+class NameArguments(Edit):
+    """Turn positional arguments of the call `target` into keyword arguments at its end: (index, name) each."""
+
+    target: Span
+    names: tuple[tuple[int, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RenameImport(Edit):
+    """In `from module import old`, wherever it stands, import `new` instead (under the same alias, if it has one)."""
+
+    module: str
+    old: str
+    new: str
+
+
+@dataclass(frozen=True, slots=True)
+class DropUnusedImport(Edit):
+    """Remove the import that binds `name` at the top of the file, if nothing in the result uses the name."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReplaceToken(Edit):
+    """Replace the text of the token `target` by `text`, in a file that may not parse before."""
+
+    target: Span
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class EnsureImport(Edit):
     """Make `import module` stand among the imports at the top of the file (nothing if it is there)."""
 

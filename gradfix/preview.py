@@ -7,7 +7,7 @@ import difflib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from gradfix.findings import Edit, Finding, Fix, Span
+from gradfix.findings import DropUnusedImport, Edit, Finding, Fix, RenameImport, Span
 from gradfix.source import SourceError, data_of, decode, lines_of
 
 SMALL_FILE = 120  # lines; shorter ones are not worth reducing
@@ -232,6 +232,9 @@ class Reducer:
                 span = getattr(edit, name, None)
                 if isinstance(span, Span):
                     rows.update((span.row, span.end_row))
+            if isinstance(edit, (DropUnusedImport, RenameImport)):  # what else uses the name counts, so it stays
+                word = edit.name if isinstance(edit, DropUnusedImport) else edit.old
+                rows.update(row for row, line in enumerate(self.lines, 1) if word in line)
         if not rows:
             return None
         out = list(self.lines)

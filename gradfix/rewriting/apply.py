@@ -10,9 +10,10 @@ from collections.abc import Sequence
 import libcst as cst
 
 from gradfix.findings import (
-    AddArgument, AddFilter, Edit, EnsureImport, InsertAfter, InsertBefore, InsertInBody, Move, RemoveArgument, RenameAttribute,
-    RenameKeyword, ReplaceExpression, ReplaceStatement, Span, Wrap,
+    AddArgument, AddFilter, DropUnusedImport, Edit, EnsureImport, InsertAfter, InsertBefore, InsertInBody, Lift, Move, NameArguments,
+    RemoveArgument, RenameAttribute, RenameImport, RenameKeyword, ReplaceExpression, ReplaceStatement, ReplaceToken, Span, Wrap,
 )
+from gradfix.rewriting import imports as import_edits
 from gradfix.rewriting.locate import Locator
 
 STATEMENT_EDITS = (InsertBefore, InsertAfter, Wrap, Move, ReplaceStatement)
@@ -31,7 +32,11 @@ def rewrite(source: bytes, groups: Sequence[Sequence[Edit]]) -> tuple[bytes, lis
     """
     accepted: list[Edit] = []
     deferred: list[int] = []
+    tokens = any(isinstance(edit, ReplaceToken) for group in groups for edit in group)
     for index, group in enumerate(groups):
+        if tokens and not any(isinstance(edit, ReplaceToken) for edit in group):
+            deferred.append(index)  # the file has to parse first
+            continue
         if any(conflict(edit, other) for edit in group for other in accepted):
             deferred.append(index)
         else:
@@ -39,9 +44,12 @@ def rewrite(source: bytes, groups: Sequence[Sequence[Edit]]) -> tuple[bytes, lis
     if not accepted:
         return source, deferred
     try:
-        module = cst.parse_module(source)
-        text = source.decode(module.encoding).removeprefix("\ufeff")
-        result = _transform(module, text, accepted).bytes
+        if tokens:
+            result = replace_tokens(source, [e for e in accepted if isinstance(e, ReplaceToken)])
+        else:
+            module = cst.parse_module(source)
+            text = source.decode(module.encoding).removeprefix("\ufeff")
+            result = _transform(module, text, accepted).bytes
     except RewriteError:
         raise
     except RecursionError:
@@ -60,6 +68,16 @@ def rewrite(source: bytes, groups: Sequence[Sequence[Edit]]) -> tuple[bytes, lis
     if lost:
         raise RewriteError(f"a comment would be lost: {next(iter(lost))}")
     return result, deferred
+
+
+def replace_tokens(source: bytes, edits: Sequence[ReplaceToken]) -> bytes:
+    encoding, _ = tokenize.detect_encoding(io.BytesIO(source).readline)
+    lines = io.StringIO(source.decode(encoding), newline="").readlines()
+    for edit in sorted(edits, key=lambda e: e.target, reverse=True):
+        where = edit.target
+        line = lines[where.row - 1]
+        lines[where.row - 1] = line[: where.col] + edit.text + line[where.end_col :]
+    return "".join(lines).encode(encoding)
 
 
 def comments(data: bytes) -> collections.Counter:
@@ -106,9 +124,10 @@ def conflict(edit: Edit, other: Edit) -> bool:
         return overlap(a, b)
     if isinstance(edit, Wrap) and isinstance(other, Wrap):
         return overlap(a, b)
-    if isinstance(edit, ReplaceExpression) and isinstance(other, ReplaceExpression):
-        return a == b
-    if isinstance(edit, type(other)) and isinstance(edit, (AddFilter, RenameAttribute)):
+    if isinstance(edit, (ReplaceExpression, Lift)) and isinstance(other, (ReplaceExpression, Lift)):
+        return a == b or any(isinstance(e, Lift) and overlap(e.target, o) and not e.inner.contains(o) and not o.contains(e.target)
+                             for e, o in ((edit, b), (other, a)))
+    if isinstance(edit, type(other)) and isinstance(edit, (AddFilter, RenameAttribute, NameArguments)):
         return a == b and edit != other
     return False
 
@@ -117,10 +136,15 @@ def _transform(module: cst.Module, text: str, edits: list[Edit]) -> cst.Module:
     locator = Locator(module, text)
     by_node: dict[cst.CSTNode, list[Edit]] = {}
     by_statement: dict[cst.CSTNode, list] = {}
-    imports = []
+    lifted: dict[Lift, cst.CSTNode] = {}
+    imports, renamed, dropped = [], [], []
     for edit in edits:
         if isinstance(edit, EnsureImport):
             imports.append(edit.module)
+        elif isinstance(edit, RenameImport):
+            renamed.append(edit)
+        elif isinstance(edit, DropUnusedImport):
+            dropped.append(edit.name)
         elif isinstance(edit, STATEMENT_EDITS):
             spans = {"at": edit.first, "to": edit.last} if isinstance(edit, Wrap) else {"at": target_of(edit)}
             if isinstance(edit, Move):
@@ -142,23 +166,29 @@ def _transform(module: cst.Module, text: str, edits: list[Edit]) -> cst.Module:
                 raise RewriteError(f"no statement at row {edit.owner.row} for InsertInBody")
             by_node.setdefault(node, []).append(edit)
         else:
+            if isinstance(edit, Lift):
+                inner = locator.expression(edit.inner)
+                if inner is None:
+                    raise RewriteError(f"no expression at row {edit.inner.row} for Lift")
+                lifted[edit] = inner
             kind = {AddFilter: cst.BaseComp, AddArgument: cst.Call, RemoveArgument: cst.Call, RenameKeyword: cst.Call,
-                    RenameAttribute: cst.Attribute}.get(type(edit), cst.BaseExpression)
+                    NameArguments: cst.Call, RenameAttribute: cst.Attribute}.get(type(edit), cst.BaseExpression)
             node = locator.expression(edit.target, kind)
             if node is None:
                 raise RewriteError(f"no expression at row {edit.target.row} for {type(edit).__name__}")
             by_node.setdefault(node, []).append(edit)
-    transformer = Apply(locator, by_node, by_statement, module)
+    transformer = Apply(locator, by_node, by_statement, module, lifted)
     result = module.visit(transformer)
     for name in imports:
         result = ensure_import(result, name)
-    return result
+    return import_edits.tidy(result, renamed, dropped)
 
 
 class Apply(cst.CSTTransformer):
-    def __init__(self, locator, by_node, by_statement, module):
+    def __init__(self, locator, by_node, by_statement, module, lifted):
         super().__init__()
         self.locator, self.by_node, self.by_statement, self.module = locator, by_node, by_statement, module
+        self.lifted, self.inner = lifted, dict.fromkeys(lifted.values())  # what `Lift` edits take out of larger expressions
         self.made: list = []  # the blocks that we made, with their headers
         self.moved: dict = {}
 
@@ -171,6 +201,8 @@ class Apply(cst.CSTTransformer):
         updated = super().on_leave(original, updated)
         for edit in self.by_node.get(original, ()):
             updated = self.apply(edit, original, updated)
+        if original in self.inner:
+            self.inner[original] = updated
         return updated
 
     # ------------------------------------------------------------ statements
@@ -179,6 +211,18 @@ class Apply(cst.CSTTransformer):
 
     def leave_IndentedBlock(self, original, updated):
         return updated.with_changes(body=self.body(original.body, updated.body))
+
+    def leave_If(self, original, updated):
+        """An `else` all of whose statements went away goes, too."""
+        clause = original.orelse
+        if isinstance(clause, cst.Else) and isinstance(clause.body, cst.IndentedBlock) and isinstance(updated.orelse, cst.Else):
+            gone = [e for s in clause.body.body if isinstance(s, cst.SimpleStatementLine) for x in s.body
+                    for e, _ in self.by_statement.get(x, ()) if isinstance(e, ReplaceStatement) and not e.code]
+            left = updated.orelse.body.body
+            if gone and len(left) == 1 and isinstance(left[0], cst.SimpleStatementLine) and isinstance(left[0].body[0], cst.Pass) and not any(
+                    has_comment(part) for part in (updated.orelse, clause)):
+                return updated.with_changes(orelse=None)
+        return updated
 
     def leave_SimpleStatementSuite(self, original, updated):
         if not any(s in self.by_statement for s in original.body):
@@ -324,6 +368,11 @@ class Apply(cst.CSTTransformer):
             return updated.with_changes(body=body.with_changes(body=[*statements[:at], *self.parse(edit.code), *statements[at:]]))
         if isinstance(edit, ReplaceExpression):
             return self.replace(edit, original, updated)
+        if isinstance(edit, Lift):
+            result = self.replace(edit, original, self.inner[self.lifted[edit]])
+            return result if result.lpar or on_its_own(result) else parenthesised(result)
+        if isinstance(edit, NameArguments):
+            return name_arguments(updated, edit.names)
         if isinstance(edit, RenameAttribute):
             return updated.with_changes(attr=cst.Name(edit.name))
         if isinstance(edit, RenameKeyword):
@@ -346,7 +395,7 @@ class Apply(cst.CSTTransformer):
         result = updated if isinstance(template, cst.Name) and template.value == "__expr__" else template.visit(filler)
         if isinstance(result, LOOSE) and not result.lpar:
             parent = self.locator.parents.get(original)
-            if updated.lpar and not filler.used or isinstance(parent, (*TIGHT, cst.Attribute, cst.Subscript, cst.Await)) or isinstance(
+            if original.lpar and (not filler.used or isinstance(edit, Lift)) or isinstance(parent, (*TIGHT, cst.Attribute, cst.Subscript, cst.Await)) or isinstance(
                     parent, cst.Call) and parent.func is original:
                 result = parenthesised(result)
         return result
@@ -387,6 +436,18 @@ def parenthesised(node):
     return node.with_changes(lpar=[cst.LeftParen(), *node.lpar], rpar=[*node.rpar, cst.RightParen()])
 
 
+def on_its_own(node):
+    """Does the expression hold together without parentheses around it, in a statement of its own?"""
+    code = cst.Module([]).code_for_node(node)
+    if "\n" not in code and "\r" not in code:
+        return True
+    try:
+        cst.parse_statement(f"_ = {code}\n")
+    except cst.ParserSyntaxError:
+        return False
+    return True
+
+
 def split_blank(lines):
     """(leading lines up to the last blank one, the comments behind them)."""
     lines = list(lines)
@@ -399,6 +460,10 @@ def as_block(suite):
     lines = [cst.SimpleStatementLine(body=[s.with_changes(semicolon=cst.MaybeSentinel.DEFAULT)]) for s in suite.body]
     lines[-1] = lines[-1].with_changes(trailing_whitespace=suite.trailing_whitespace)
     return cst.IndentedBlock(body=lines)
+
+
+def has_comment(node):
+    return "#" in cst.Module([]).code_for_node(node)
 
 
 def is_docstring(statement):
@@ -415,6 +480,19 @@ def remove_argument(call, keyword):
     if at == len(args) and args:
         args[-1] = args[-1].with_changes(comma=removed.comma, whitespace_after_arg=removed.whitespace_after_arg)
     return call.with_changes(args=args)
+
+
+def name_arguments(call, names):
+    """`f(a, x)` with (0, "alpha") becomes `f(x, alpha=a)`: commas and line breaks stay where they are."""
+    args, chosen = list(call.args), dict(names)
+    if any(i >= len(args) or args[i].keyword is not None or args[i].star for i in chosen):
+        raise RewriteError("the call has other arguments")
+    given = [a for i, a in enumerate(args) if i not in chosen and a.keyword is None]
+    given += [args[i].with_changes(keyword=cst.Name(name), equal=cst.AssignEqual(cst.SimpleWhitespace(""), cst.SimpleWhitespace("")))
+              for i, name in names]
+    given += [a for a in args if a.keyword is not None]
+    return call.with_changes(args=[new.with_changes(comma=old.comma, whitespace_after_arg=old.whitespace_after_arg)
+                                   for old, new in zip(args, given)])
 
 
 def add_argument(call, code):
