@@ -38,6 +38,7 @@ class Codemod:
         default_on: bool = True,
         fixable: bool = True,
         url: str | None = None,
+        needs: Iterable[str] = (),
     ):
         if not re.fullmatch(r"[A-Z]+[0-9]+", code):
             raise RegistryError(f"{module_name}: {code!r} is no rule code (letters, then digits)")
@@ -48,6 +49,7 @@ class Codemod:
         self.default_on = default_on
         self.fixable = fixable
         self.url = url  # a page about the rule, where there is one
+        self.needs = frozenset(needs)  # what of the analysis the rule needs that a plain run does without
         self._check: Callable[..., Iterable[Finding]] | None = None
 
     @property

@@ -91,6 +91,7 @@ def check(files: Sequence[str], settings: Settings, runner: Runner, overlay: dic
     from gradfix.analysis import Facts
 
     project = runner.project(files, overlay or {}, settings.target_torch)
+    project.needs = frozenset().union(*(rule.needs for rule in settings.rules if rule.code in settings.active))
     parts = runner.observe(project, list(files))
     problems = [p for part in parts for p in part.problems]
     marked = {path for part in parts for path in part.marked}

@@ -102,10 +102,16 @@ def syntax_problem(text: str) -> SourceError | None:
     try:
         ast.parse(text)
     except SyntaxError as error:
-        return SourceError(f"syntax error: {error.msg}", error.lineno, error.offset)
+        return syntax_error(text, error)
     except (ValueError, RecursionError, MemoryError) as error:
         return SourceError(f"cannot be parsed: {error}")
     return None
+
+
+def syntax_error(text: str, error: SyntaxError) -> SourceError:
+    from gradfix import old_python
+
+    return SourceError(old_python.why(text, error) or f"syntax error: {error.msg}", error.lineno, error.offset)
 
 
 def data_of(project, path: str) -> bytes:

@@ -22,23 +22,29 @@ def fixture_id(path: Path) -> str:
     return f"{path.parent.name}-{path.stem}"
 
 
-def settings(unsafe_fixes: bool = True) -> engine.Settings:
+def is_legacy(name: str) -> bool:
+    """Is it a rule (or its folder) of the group that is off by default?"""
+    return name.startswith("legacy-")
+
+
+def settings(unsafe_fixes: bool = True, legacy: bool = False) -> engine.Settings:
     rules = load()
-    return engine.Settings(rules, config.default_codes(rules), unsafe_fixes=unsafe_fixes)
+    active = {rule.code for rule in rules} if legacy else config.default_codes(rules)
+    return engine.Settings(rules, active, unsafe_fixes=unsafe_fixes)
 
 
-def check(data: bytes) -> engine.Result:
-    return engine.check([NAME], settings(), Runner(1), {NAME: data})
+def check(data: bytes, legacy: bool = False) -> engine.Result:
+    return engine.check([NAME], settings(legacy=legacy), Runner(1), {NAME: data})
 
 
-def apply(data: bytes, unsafe_fixes: bool = True) -> tuple[bytes, engine.Applied]:
-    applied = engine.apply([NAME], settings(unsafe_fixes), Runner(1), {NAME: data})
+def apply(data: bytes, unsafe_fixes: bool = True, legacy: bool = False) -> tuple[bytes, engine.Applied]:
+    applied = engine.apply([NAME], settings(unsafe_fixes, legacy), Runner(1), {NAME: data})
     return applied.after.get(NAME, data), applied
 
 
 @functools.lru_cache(maxsize=None)
 def repaired(path: Path) -> tuple[bytes, engine.Applied]:
-    return apply(path.read_bytes())
+    return apply(path.read_bytes(), legacy=is_legacy(path.parent.name))
 
 
 def found(result: engine.Result) -> list[tuple[str, int]]:

@@ -120,7 +120,8 @@ def in_child(source):
 
 
 def can_run(path):
-    if re.search(r"\.cuda\(|[\"']cuda", path.read_text()) and not torch.cuda.is_available():
+    text = path.read_text()
+    if re.search(r"\.cuda\(|[\"']cuda", text) and "cuda.is_available()" not in text and not torch.cuda.is_available():
         pytest.skip("needs CUDA")
 
 

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
-from fixture_support import ROOT, RULES, apply, check
+from fixture_support import ROOT, RULES, apply, check, is_legacy
 from typer.testing import CliRunner
 
 from gradfix.cli import app
@@ -25,8 +25,8 @@ def program(rule, heading):
     return code.encode()
 
 
-def codes(data):
-    result = check(data)
+def codes(data, legacy):
+    result = check(data, legacy)
     assert not result.problems
     return {f.code for f in result.findings}
 
@@ -41,10 +41,10 @@ def test_headings(rule):
 
 @every_rule
 def test_example_and_instead(rule):
-    wrong = program(rule, "Example")
-    assert codes(wrong) == {rule.code}
-    assert codes(program(rule, "Instead")) == set()
-    after, applied = apply(wrong)
+    wrong, legacy = program(rule, "Example"), is_legacy(rule.name)
+    assert codes(wrong, legacy) == {rule.code}
+    assert codes(program(rule, "Instead"), legacy) == set()
+    after, applied = apply(wrong, legacy=legacy)
     assert (after != wrong) == rule.fixable
     if rule.fixable:
         assert rule.code not in {f.code for f in applied.result.findings}

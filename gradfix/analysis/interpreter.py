@@ -13,7 +13,7 @@ import re
 
 from gradfix.analysis import torch_model as tm
 from gradfix.analysis.facts import Fact
-from gradfix.analysis.modules import holds_root, root_rows
+from gradfix.analysis.modules import LEGACY, holds_root, root_rows
 from gradfix.analysis.values import (
     PLAIN, UNKNOWN, Bound, Class, Const, Cut, External, Function, Heap, Imported, ModuleValue, Multi, Number, Obj, Ref, join_values,
     values_of,
@@ -1220,14 +1220,21 @@ def observe_file(project, path, out, explain=None):
     except SourceError as error:
         out.problems.append(Problem(path, error.reason, error.row, error.col))
         return
-    if explain is None and not holds_root(data) and not (SCRIPT.search(data) and project.imports_root(path)):
+    root = explain is not None or holds_root(data) or bool(SCRIPT.search(data)) and project.imports_root(path)
+    legacy = "legacy" in project.needs and LEGACY.search(data) is not None
+    if not root and not legacy:
         return
     module = project.module(path)
     if module is None:
         out.problems.append(parse_problem(path, text))
         return
     try:
-        run_roots(project, module, out, explain)
+        if root:
+            run_roots(project, module, out, explain)
+        if legacy:
+            from gradfix.analysis.legacy import observe
+
+            observe(project, module, out)
     except RecursionError:
         out.problems.append(Problem(path, "nested too deeply to analyse"))
 
@@ -1239,20 +1246,23 @@ def parse_problem(path, text):
     try:
         ast.parse(text)
     except SyntaxError as error:
-        return Problem(path, f"syntax error: {error.msg}", error.lineno, error.offset)
+        from gradfix.source import syntax_error
+
+        wrong = syntax_error(text, error)
+        return Problem(path, wrong.reason, wrong.row, wrong.col)
     except (ValueError, RecursionError, MemoryError) as error:
         return Problem(path, f"cannot be parsed: {error}")
     return Problem(path, "cannot be parsed")
 
 
-def run_roots(project, module, out, explain):
-    interpreter = Interpreter(project, out)
+def run_roots(project, module, out, explain, make=None, rows=None):
+    interpreter = (make or Interpreter)(project, out)
     interpreter.explain = explain
     interpreter.start(True)
     frame = Frame(module, name="<module>")
     interpreter.globals[module.path] = frame
     interpreter.st.frame = frame
-    rows = root_rows(module.text)
+    rows = root_rows(module.text) if rows is None else rows
     try:
         interpreter.block(module.tree.body)
         interpreter.run_nested(rows)
@@ -1290,6 +1300,7 @@ def run_roots(project, module, out, explain):
             raise
         except Exception as error:
             out.problems.append(crash(module, error, fn))
+    return interpreter
 
 
 def crash(module, error, fn=None):

@@ -24,6 +24,11 @@ _ROOTS = tuple(
         (b"req", rb"req(?!uires_grad_?\b)\w*g\w*d\w*\s*=(?!=)"),
     )
 )
+# What a file must hold to be looked at for code of PyTorch 0.2 to 1.4, in runs that ask for it.
+LEGACY = re.compile(
+    rb"\bVariable\b|\bvolatile\b|\.data\b|\basync\s*=|\b(?:add|sub)_?\(|\badd(?:cmul|cdiv|mm|mv|r|bmm)_?\(|\bbaddbmm_?\("
+    rb"|\bclip_grad_norm\b|\binit\b|\bF\b|\bfunctional\b|\bNLLLoss2d\b"
+)
 IMPORT = re.compile(rb"^\s*(?:from\s+(\.*)([\w.]*)\s+import|import\s+([\w.]+))", re.M)
 
 
@@ -49,6 +54,7 @@ class Project:
     files: tuple[str, ...]
     overlay: dict[str, bytes] = field(default_factory=dict)
     target_torch: tuple[int, int] = (2, 13)
+    needs: frozenset[str] = frozenset()  # what of the analysis the rules of this run need beyond that of a plain run
 
     def __post_init__(self):
         self.files = tuple(self.files)
@@ -60,7 +66,7 @@ class Project:
         self._imports: dict[str, tuple] = {}
 
     def __getstate__(self):
-        return {"files": self.files, "overlay": self.overlay, "target_torch": self.target_torch, "token": self.token}
+        return {"files": self.files, "overlay": self.overlay, "target_torch": self.target_torch, "needs": self.needs, "token": self.token}
 
     def __setstate__(self, state):
         token = state.pop("token")
@@ -119,10 +125,21 @@ class Project:
                 if self._parsed > TREES_CHARACTERS:
                     self._modules.clear()
                     self._parsed = len(text)
-                self._modules[path] = Module(path, text, ast.parse(text))
+                self._modules[path] = self._parse(path, text)
             except Exception:
                 self._modules[path] = None
         return self._modules[path]
+
+    def _parse(self, path: str, text: str) -> Module:
+        try:
+            return Module(path, text, ast.parse(text))
+        except SyntaxError:
+            if "async-argument" not in self.needs:
+                raise
+        from gradfix.old_python import with_async_renamed
+
+        text = with_async_renamed(text)
+        return Module(path, text, ast.parse(text))
 
     def resolve(self, importer: str, dotted: str, level: int = 0) -> str | None:
         """The checked file that `import dotted` in `importer` means: searched from its folder upwards."""

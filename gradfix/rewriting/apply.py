@@ -191,6 +191,7 @@ class Apply(cst.CSTTransformer):
         self.lifted, self.inner = lifted, dict.fromkeys(lifted.values())  # what `Lift` edits take out of larger expressions
         self.made: list = []  # the blocks that we made, with their headers
         self.moved: dict = {}
+        self.gone: list = []  # what stands for statements that were removed and had comments
 
     def parse(self, code: str) -> list:
         parsed = cst.parse_module(code + "\n", config=cst.PartialParserConfig(default_newline=self.module.default_newline,
@@ -290,7 +291,22 @@ class Apply(cst.CSTTransformer):
                 self.append(out, statement)
             out.extend(x for e in after for x in self.parse(e.code))
             i = last + 1
-        return out or [cst.SimpleStatementLine([cst.Pass()])]
+        return self.hand_on_comments(out) or [cst.SimpleStatementLine([cst.Pass()])]
+
+    def hand_on_comments(self, statements):
+        """The comments of a statement that went away stand before the next one."""
+        out, carried = [], []
+        for i, statement in enumerate(statements):
+            if any(statement is s for s in self.gone) and i + 1 < len(statements):
+                carried += statement.leading_lines
+                if statement.trailing_whitespace.comment is not None:
+                    carried.append(cst.EmptyLine(comment=statement.trailing_whitespace.comment))
+                continue
+            if carried:
+                statement = statement.with_changes(leading_lines=[*carried, *statement.leading_lines])
+                carried = []
+            out.append(statement)
+        return out
 
     def append(self, out, statement):
         """Neighbouring blocks that we made with the same header are one block."""
@@ -323,6 +339,9 @@ class Apply(cst.CSTTransformer):
                 return []
         new = self.parse(edit.code or "pass")
         new[0] = new[0].with_changes(leading_lines=statement.leading_lines)
+        if not edit.code:
+            self.gone.append(new[0].with_changes(trailing_whitespace=statement.trailing_whitespace))
+            return self.gone[-1:]
         if isinstance(new[-1], cst.SimpleStatementLine) and isinstance(statement, cst.SimpleStatementLine):
             new[-1] = new[-1].with_changes(trailing_whitespace=statement.trailing_whitespace)
         elif isinstance(statement, cst.SimpleStatementLine) and statement.trailing_whitespace.comment:
