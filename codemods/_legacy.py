@@ -90,7 +90,7 @@ def unwrap(facts, fact, all_facts, node, ignore_flag=False):
     wanted = None
     if flag is not None and not ignore_flag:
         wanted = flag.value if isinstance(flag, ast.Constant) else syntax.source(flag)
-        if isinstance(wanted, str) and ("\n" in wanted or not isinstance(flag, ast.Constant) and not syntax_is_plain(flag)):
+        if isinstance(wanted, str) and "\n" in wanted:
             return None
     if not wanted:
         if cut or known in ("plain", "data"):
@@ -106,10 +106,6 @@ def unwrap(facts, fact, all_facts, node, ignore_flag=False):
         return Unwrap(inner, "__expr__", UNSAFE, "today the wrapper makes a new leaf of it, so nothing that is trained gets a gradient")
     fresh = known != "graph" and is_fresh(data)
     return Unwrap(inner, f"__expr__{cut or ('' if fresh else '.detach()')}{call}", SAFE, "the wrapper makes a leaf")
-
-
-def syntax_is_plain(node):
-    return all(isinstance(n, (ast.Name, ast.Attribute, ast.UnaryOp, ast.Not, ast.expr_context, ast.Constant)) for n in ast.walk(node))
 
 
 def severs(all_facts):

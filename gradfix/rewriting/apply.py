@@ -13,6 +13,7 @@ from gradfix.findings import (
     AddArgument, AddFilter, DropUnusedImport, Edit, EnsureImport, InsertAfter, InsertBefore, InsertInBody, Lift, Move, NameArguments,
     RemoveArgument, RenameAttribute, RenameImport, RenameKeyword, ReplaceExpression, ReplaceStatement, ReplaceToken, Span, Wrap,
 )
+from gradfix.old_python import PLACEHOLDER, with_async_renamed
 from gradfix.rewriting import imports as import_edits
 from gradfix.rewriting.locate import Locator
 
@@ -55,6 +56,9 @@ def rewrite(source: bytes, groups: Sequence[Sequence[Edit]]) -> tuple[bytes, lis
     except RecursionError:
         raise RewriteError("nested too deeply to be rewritten") from None
     except cst.ParserSyntaxError as error:
+        again = _with_async_renamed(source, groups)
+        if again is not None:
+            return again
         raise RewriteError(f"LibCST can't parse it: {error.message}") from None
     except Exception as error:
         raise RewriteError(f"{type(error).__name__}: {error}") from error
@@ -68,6 +72,16 @@ def rewrite(source: bytes, groups: Sequence[Sequence[Edit]]) -> tuple[bytes, lis
     if lost:
         raise RewriteError(f"a comment would be lost: {next(iter(lost))}")
     return result, deferred
+
+
+def _with_async_renamed(source: bytes, groups) -> tuple[bytes, list[int]] | None:
+    """The rewrite of a file that parses but for `.cuda(async=True)`, which is left as it is."""
+    encoding, _ = tokenize.detect_encoding(io.BytesIO(source).readline)
+    renamed = with_async_renamed(source.decode(encoding)).encode(encoding)
+    if renamed == source:
+        return None
+    result, deferred = rewrite(renamed, groups)
+    return result.replace(PLACEHOLDER.encode(), b"async"), deferred
 
 
 def replace_tokens(source: bytes, edits: Sequence[ReplaceToken]) -> bytes:
