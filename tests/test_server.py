@@ -103,7 +103,7 @@ class Editor:
         """Those of the text as it is now."""
         version = self.versions[uri]
         await self.until(lambda: any(p.version == version for p in self.sent.get(uri, ())), f"version {version} of {uri}")
-        return self.sent[uri][-1].diagnostics
+        return list(self.sent[uri][-1].diagnostics)
 
     async def codes(self, uri):
         return [d.code for d in await self.diagnostics(uri)]
@@ -115,7 +115,7 @@ class Editor:
         everywhere = types.Range(types.Position(0, 0), types.Position(100_000, 0))
         context = types.CodeActionContext(diagnostics=[], only=only)
         params = types.CodeActionParams(types.TextDocumentIdentifier(uri), where or everywhere, context)
-        return await self.client.text_document_code_action_async(params)
+        return list(await self.client.text_document_code_action_async(params))
 
     async def edited(self, action):
         """uri -> text, as the action would leave it."""
@@ -264,3 +264,235 @@ async def test_fixes_are_those_of_apply(editor, tmp_path):
         editor.close(uri)
         path.unlink()
     assert single and total
+
+
+TYPO = "import torch\n\nx = torch.randn(3)\nx.require_grad = True\n"
+CLEAN = "import torch\n\nx = torch.randn(3)\nx.requires_grad = True\n"
+TRAIN = """\
+import torch
+from model import Net
+
+net = Net()
+loss = net(torch.randn(2, 4)).sum()
+loss.backward()
+print(net.features.grad)
+"""
+MODEL = """\
+import torch
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Linear(4, 4)
+
+    def forward(self, x):
+        self.features = torch.tanh(self.body(x))
+        return self.body(self.features)
+"""
+
+
+async def test_the_whole_project_and_unsaved_texts_count(editor, tmp_path):
+    (tmp_path / "model.py").write_text("Net = unknown\n")
+    (tmp_path / "train.py").write_text(TRAIN)
+    train = editor.open(tmp_path / "train.py")
+    assert await editor.codes(train) == []
+    model = editor.open(tmp_path / "model.py")
+    editor.type(model, MODEL)
+    await editor.until_codes(train, ["GF101"])
+    (found,) = editor.sent[train][-1].diagnostics
+    assert model in {r.location.uri for r in found.related_information}
+    editor.close(model)  # without saving
+    del editor.texts[model]
+    await editor.until_codes(train, [])
+    await editor.until(lambda: not editor.sent[model][-1].diagnostics, "the closed file's diagnostics go")
+    (tmp_path / "model.py").write_text(MODEL)  # by another program
+    editor.changed_on_disk(tmp_path / "model.py")
+    await editor.until_codes(train, ["GF101"])
+
+
+async def test_only_the_last_of_many_edits_counts(editor, tmp_path):
+    uri = editor.open(tmp_path / "a.py", CLEAN)
+    await editor.diagnostics(uri)
+    for i in range(200):
+        editor.type(uri, (TYPO if i % 2 else CLEAN) + "# x" * i + "\n")
+        if i % 20 == 0:
+            await asyncio.sleep(0.02)
+    assert await editor.codes(uri) == ["GF203"]
+    versions = [p.version for p in editor.sent[uri]]
+    assert versions == sorted(versions) and len(versions) < 60
+    action = (await editor.actions(uri))[0]
+    assert (await editor.edited(action))[uri] == editor.texts[uri].replace("require_grad", "requires_grad")
+
+
+async def test_findings_stay_while_the_text_is_no_python(editor, tmp_path):
+    uri = editor.open(tmp_path / "a.py", TYPO)
+    assert await editor.codes(uri) == ["GF203"]
+    editor.type(uri, "def f(\n" + TYPO)
+    problem, kept = await editor.diagnostics(uri)
+    assert problem.code is None and problem.message.startswith("syntax error: ") and problem.range.start.line == 0
+    assert kept.code == "GF203" and kept.range.start.line == 4
+    assert await editor.actions(uri) == []
+    assert "requires_grad" in (await hovered(editor, uri, 4, 3)).contents.value
+    editor.type(uri, TYPO.replace("x.require_grad = True", "x.require_grad = ("))  # the line itself
+    assert await editor.codes(uri) == [None]
+    editor.type(uri, "def f():\n    pass\n" + TYPO)
+    (found,) = await editor.diagnostics(uri)
+    assert found.code == "GF203" and found.range.start.line == 5
+
+
+async def test_text_that_never_was_python(editor, tmp_path):
+    uri = editor.open(tmp_path / "a.py", "def f(\n" + TYPO)
+    assert await editor.codes(uri) == [None]
+    editor.type(uri, "\ud800 = 1\n")
+    assert await editor.codes(uri) == [None]
+    editor.type(uri, "")
+    assert await editor.codes(uri) == []
+    editor.type(uri, TYPO)
+    assert await editor.codes(uri) == ["GF203"]
+
+
+async def test_the_config_is_read_again(editor, tmp_path):
+    config = tmp_path / "pyproject.toml"
+    uri = editor.open(tmp_path / "a.py", TYPO)
+    assert await editor.codes(uri) == ["GF203"]
+    config.write_text('[tool.gradfix]\nignore = ["GF203"]\n')
+    editor.changed_on_disk(config)
+    await editor.until_codes(uri, [])
+    config.write_text('[tool.gradfix]\nignore = ["GF2"]\nnonsense = 1\n')
+    editor.changed_on_disk(config)
+    await editor.until(lambda: editor.messages, "a message")
+    (message,) = editor.messages
+    assert str(config) in message and "nonsense" in message
+    editor.type(uri, TYPO + "\n")
+    assert await editor.codes(uri) == []  # the last config that was right
+    config.write_text('[tool.gradfix]\nunfixable = ["GF203"]\n')
+    editor.changed_on_disk(config)
+    await editor.until_codes(uri, ["GF203"])
+    assert await editor.actions(uri) == []
+    config.write_text('[tool.gradfix]\nexclude = ["a.py"]\n')
+    editor.changed_on_disk(config)
+    await editor.until_codes(uri, [])
+    config.unlink()
+    (tmp_path / "gradfix.toml").write_text('per-file-ignores = { "b.py" = ["ALL"] }\n')
+    editor.changed_on_disk(config)
+    await editor.until_codes(uri, ["GF203"])
+    other = editor.open(tmp_path / "b.py", TYPO)
+    assert await editor.codes(other) == []
+
+
+async def test_folders_come_and_go(editor, tmp_path):
+    one, two = tmp_path / "one", tmp_path / "two"
+    for folder, ignored in ((one, "GF203"), (two, "GF101")):
+        folder.mkdir()
+        (folder / "gradfix.toml").write_text(f'ignore = ["{ignored}"]\n')
+        (folder / "model.py").write_text(MODEL)
+    uris_ = [editor.open(folder / "train.py", TRAIN + TYPO) for folder in (one, two)]
+    assert [await editor.codes(uri) for uri in uris_] == [["GF101", "GF203"]] * 2  # the outer folder has no config
+    editor.folders(added=[one, two])
+    await editor.until_codes(uris_[0], ["GF101"])
+    await editor.until_codes(uris_[1], ["GF203"])
+    editor.folders(removed=[two])
+    await editor.until_codes(uris_[1], ["GF101", "GF203"])
+    editor.folders(removed=[one])
+    await editor.until_codes(uris_[0], ["GF101", "GF203"])
+
+
+async def test_files_outside_and_texts_without_a_file(editor, tmp_path_factory):
+    outside = tmp_path_factory.mktemp("outside")
+    (outside / "gradfix.toml").write_text('select = ["GF203"]\n')
+    (outside / "model.py").write_text(MODEL)
+    assert await editor.codes(editor.open(outside / "train.py", TRAIN + TYPO)) == ["GF203"]
+    assert await editor.codes(editor.open("untitled:Untitled-1", TYPO)) == ["GF203"]
+
+
+async def test_what_check_leaves_out_is_left_out(editor, tmp_path):
+    (tmp_path / ".venv").mkdir()
+    (tmp_path / ".gitignore").write_text("generated/\n")
+    (tmp_path / "generated").mkdir()
+    assert await editor.codes(editor.open(tmp_path / ".venv" / "a.py", TYPO)) == []
+    # An ignored file that is opened is wanted, as one that is named on the command line.
+    assert await editor.codes(editor.open(tmp_path / "generated" / "a.py", TYPO)) == ["GF203"]
+    assert await editor.codes(editor.open(tmp_path / "b.py", TYPO + "# gradfix: skip-file\n")) == []
+    editor.open(tmp_path / "notes.md", "x.require_grad = True\n", language="markdown")
+    assert await editor.codes(editor.open(tmp_path / "c.py", TYPO)) == ["GF203"]
+    assert uris.from_fs_path(str(tmp_path / "notes.md")) not in editor.sent
+
+
+async def test_a_request_can_be_cancelled(editor, tmp_path):
+    for i in range(40):
+        (tmp_path / f"m{i}.py").write_text(TRAIN + MODEL)
+    uri = editor.open(tmp_path / "a.py", TYPO)
+    context = types.CodeActionContext(diagnostics=[])
+    where = types.Range(types.Position(0, 0), types.Position(9, 0))
+    params = types.CodeActionParams(types.TextDocumentIdentifier(uri), where, context)
+    client = editor.client
+    waiting = client.protocol.send_request_async(types.TEXT_DOCUMENT_CODE_ACTION, params, msg_id="mine")
+    waiting = asyncio.ensure_future(waiting)
+    await asyncio.sleep(0)
+    client.cancel_request(types.CancelParams("mine"))
+    with pytest.raises(JsonRpcException) as error:
+        await asyncio.wait_for(waiting, 20)
+    assert error.value.code == types.LSPErrorCodes.RequestCancelled
+    assert await editor.codes(uri) == ["GF203"]
+
+
+async def test_an_old_code_action_is_refused(editor, tmp_path):
+    uri = editor.open(tmp_path / "a.py", TYPO)
+    action = (await editor.actions(uri))[0]
+    editor.type(uri, "\n" + TYPO)
+    with pytest.raises(JsonRpcException) as error:
+        await editor.client.code_action_resolve_async(action)
+    assert error.value.code == types.LSPErrorCodes.ContentModified
+
+
+async def test_which_actions_are_offered(editor, tmp_path):
+    uri = editor.open(tmp_path / "a.py", RETAIN.format(before="") + TYPO)
+    safe, unsafe, fix_all = await editor.actions(uri)
+    assert safe.title == "GradFix (GF101): Insert `h.retain_grad()` before backward" and safe.is_preferred
+    assert unsafe.title.startswith("GradFix (GF203): ") and unsafe.title.endswith(" (unsafe)") and not unsafe.is_preferred
+    assert fix_all.title == "GradFix: Apply all safe fixes"
+    assert [a.kind for a in await editor.actions(uri, only=["quickfix"])] == ["quickfix"] * 2
+    assert [a.kind for a in await editor.actions(uri, only=["source.fixAll"])] == ["source.fixAll.gradfix"]
+    assert await editor.actions(uri, only=["refactor"]) == []
+    first_line = types.Range(types.Position(0, 0), types.Position(0, 0))
+    assert await editor.actions(uri, first_line, only=["quickfix"]) == []
+    cursor = types.Range(types.Position(5, 8), types.Position(5, 8))
+    (action,) = await editor.actions(uri, cursor, only=["quickfix"])
+    assert [*action.diagnostics] == [(await editor.diagnostics(uri))[0]]
+    assert (await editor.edited(fix_all))[uri] == editor.texts[uri].replace("h.sum()", "h.retain_grad()\nh.sum()")
+
+
+async def test_hover_explains_the_rule(editor, tmp_path):
+    uri = editor.open(tmp_path / "a.py", TYPO + "y = 1  # gradfix: ignore[retain-grad]\nz = 1  # noqa: GF101\n")
+    hover = await hovered(editor, uri, 3, 4)
+    rule = next(r for r in codemod.load() if r.code == "GF203")
+    assert hover.contents.kind == "markdown" and rule.doc in hover.contents.value
+    assert await hovered(editor, uri, 0, 0) is None
+    for line, column in ((4, 30), (5, 16)):
+        assert "retain-grad" in (await hovered(editor, uri, line, column)).contents.value
+
+
+async def test_a_client_that_knows_little(tmp_path):
+    """No lazy edits, no versions in edits, no watching, one root folder."""
+    client = LanguageClient(converter_factory=default_converter)
+    editor = Editor(client)
+    await client.start_io(sys.executable, "-m", "gradfix", "server", "--ignore", "GF101")
+    root = uris.from_fs_path(str(tmp_path))
+    await client.initialize_session(types.InitializeParams(types.ClientCapabilities(), root_uri=root))
+    (tmp_path / "model.py").write_text(MODEL)
+    uri = editor.open(tmp_path / "train.py", TRAIN + TYPO)
+    assert await editor.codes(uri) == ["GF203"] and editor.registered == []
+    for action in await editor.actions(uri):
+        assert applied(editor.texts[uri], action.edit.changes[uri]) == TRAIN + CLEAN
+    (tmp_path / "gradfix.toml").write_text('ignore = ["GF203"]\n')
+    client.text_document_did_save(types.DidSaveTextDocumentParams(types.TextDocumentIdentifier(uri)))
+    await editor.until_codes(uri, [])
+    await stop(editor)
+
+
+async def test_the_session_asked_to_watch_files(session):
+    (registration,) = session.registered
+    patterns = {w["globPattern"] for w in registration.register_options["watchers"]}
+    assert {"**/*.py", "**/pyproject.toml", "**/gradfix.toml"} <= patterns

@@ -367,7 +367,7 @@ def create(options: Options) -> Server:
         here = types.Range(params.position, params.position)
         rules = {rule.code: rule for rule in seen.folder.rules}
         for diagnostic, finding in seen.diagnostics:
-            if finding is not None and overlaps(diagnostic.range, here):
+            if finding is not None and rules[finding.code].doc and overlaps(diagnostic.range, here):
                 return types.Hover(markdown(rules[finding.code]), diagnostic.range)
         text = Text(seen.document.text, ls.workspace.position_codec)
         row, col = text.point(params.position)
@@ -383,7 +383,7 @@ def create(options: Options) -> Server:
 
 
 def markdown(rule) -> types.MarkupContent:
-    return types.MarkupContent(types.MarkupKind.Markdown, f"**{rule.code}** {rule.name}\n\n{rule.doc or rule.summary}")
+    return types.MarkupContent(types.MarkupKind.Markdown, f"**{rule.code}** {rule.name}\n\n{rule.doc}")
 
 
 def resolves_edits(capabilities: types.ClientCapabilities) -> bool:
