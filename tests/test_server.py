@@ -382,6 +382,18 @@ async def test_the_config_is_read_again(editor, tmp_path):
     assert await editor.codes(other) == []
 
 
+async def test_rules_that_need_more_of_the_analysis(editor, tmp_path):
+    uri = editor.open(tmp_path / "a.py", TYPO + "y = x.cuda(async=True)\n")
+    assert await editor.codes(uri) == [None]
+    (tmp_path / "gradfix.toml").write_text('extend-select = ["GF9"]\n')
+    editor.changed_on_disk(tmp_path / "gradfix.toml")
+    await editor.until_codes(uri, ["GF203", "GF906"])
+    assert (await editor.edited((await editor.actions(uri))[1]))[uri] == TYPO + "y = x.cuda(non_blocking=True)\n"
+    (tmp_path / "gradfix.toml").unlink()
+    editor.changed_on_disk(tmp_path / "gradfix.toml")
+    await editor.until_codes(uri, [None])
+
+
 async def test_folders_come_and_go(editor, tmp_path):
     one, two = tmp_path / "one", tmp_path / "two"
     for folder, ignored in ((one, "GF203"), (two, "GF101")):
@@ -468,6 +480,8 @@ async def test_hover_explains_the_rule(editor, tmp_path):
     uri = editor.open(tmp_path / "a.py", TYPO + "y = 1  # gradfix: ignore[retain-grad]\nz = 1  # noqa: GF101\n")
     hover = await hovered(editor, uri, 3, 4)
     rule = next(r for r in codemod.load() if r.code == "GF203")
+    page = (await editor.diagnostics(uri))[0].code_description
+    assert (page.href if page is not None else None) == rule.url
     assert hover.contents.kind == "markdown" and rule.doc in hover.contents.value
     assert await hovered(editor, uri, 0, 0) is None
     for line, column in ((4, 30), (5, 16)):

@@ -177,16 +177,14 @@ class Folder:
             document.findings, document.problems = [], []
             return
         wrong = self._given[path][2]
-        document.fixable = wrong is None
-        if wrong is None:
+        document.fixable = wrong is None or path not in self._good
+        if document.fixable:
             document.findings = findings
             document.problems = [p for p in self.result.problems if p.path == path]
-            return
-        document.problems = [wrong]
-        document.findings = []
-        if path in self._good:
+        else:
             changes = preview.changes(lines_of(decode(path, self._good[path]).text), lines_of(document.text))
             document.findings = [f for finding in findings if (f := moved(finding, changes)) is not None]
+            document.problems = [wrong]
 
     # ------------------------------------------------------------------ fixes
     def changed_by(self, finding: Finding) -> dict[str, list[preview.Replacement]]:

@@ -145,6 +145,7 @@ class Server(LanguageServer):
             place = types.Range(*[text.position(problem.row or 1, (problem.col or 1) - 1)] * 2)
             out.append((types.Diagnostic(place, problem.reason, severity=types.DiagnosticSeverity.Error, source=SOURCE), None))
         texts = {document.path: text}
+        pages = {rule.code: rule.url for rule in folder.rules}
         for finding in document.findings:
             related = []
             for r in finding.related:
@@ -160,6 +161,7 @@ class Server(LanguageServer):
                         message=finding.message,
                         severity=SEVERITIES[finding.severity],
                         code=finding.code,
+                        code_description=types.CodeDescription(url) if (url := pages.get(finding.code)) else None,
                         source=SOURCE,
                         related_information=related or None,
                     ),

@@ -34,6 +34,18 @@ class WarmProject(Project):
         self._resolutions: dict[tuple, str | None] = {}
         self._hashes: dict[str, int | None] = {}  # of the contents that were read
 
+    @property
+    def needs(self) -> frozenset[str]:
+        return self._needs
+
+    @needs.setter
+    def needs(self, needs: frozenset[str]) -> None:
+        """Other rules may need more of the analysis: then all is observed anew."""
+        if needs != self.__dict__.setdefault("_needs", needs):
+            self._needs = needs
+            for known in (self.parts, self._reads, self._modules, self._hashes, self._roots, self._imports):
+                known.clear()
+
     # ------------------------------------------------------------------ what is read
     def module(self, path):
         self._note(path)
