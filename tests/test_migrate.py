@@ -209,7 +209,7 @@ def test_manifest(migrate, tmp_path):
     migrate(manifest, "--report", tmp_path / "r.html")
     first, second = json.loads((tmp_path / "r.json").read_text())["repositories"]
     assert first["name"] == "first" and first["files"] == 1 and [c["code"] for c in first["commits"]] == ["GF301"]
-    assert [c["code"] for c in second["commits"]] == ["GF301"] and second["verification"]["verdict"] == "preserved"
+    assert [c["code"] for c in second["commits"]] == ["GF301"] and second["verifications"][0]["verdict"] == "preserved"
     migrate(manifest, "--select", "GF202", "--report", tmp_path / "r.html")
     assert not json.loads((tmp_path / "r.json").read_text())["rules"]
 
@@ -300,36 +300,65 @@ def test_verify_command(migrate, tmp_path):
     repo = repository(tmp_path / "one", {"a.py": module("retain", "norm", "integer")})
     before = snapshot(repo)
     record = run_one(migrate, repo, "--verify-command", "echo hello; touch made.txt; test ! -e more")
-    assert record["verification"]["verdict"] == "preserved" and record["verification"]["after"]["output"] == "hello\n"
+    assert record["verifications"][0]["verdict"] == "preserved" and record["verifications"][0]["after"]["output"] == "hello\n"
     assert {c["verdict"] for c in record["commits"]} == {"preserved"} and snapshot(repo) == before
     record = run_one(migrate, repo, "--verify-command", "grep -q retain_grad a.py")
-    assert record["verification"]["verdict"] == "gained"
+    assert record["verifications"][0]["verdict"] == "gained"
     record = run_one(migrate, repo, "--verify-command", "exit 3")
-    assert record["verification"]["verdict"] == "inconclusive" and len(record["commits"]) == 3
+    assert record["verifications"][0]["verdict"] == "inconclusive" and len(record["commits"]) == 3
     record = run_one(migrate, repo, "--verify-command", "no-such-command-here")
-    assert record["verification"]["before"]["code"] == 127
+    assert record["verifications"][0]["before"]["code"] == 127
     # The rule that the command refuses is left out, the others stay.
     record = run_one(migrate, repo, "--verify-command", "grep -q '1, 2' a.py")
     assert [c["code"] for c in record["commits"]] == ["GF101", "GF301"]
     assert [(c["code"], c["verdict"]) for c in record["dropped"]] == [("GF202", "failed")]
-    assert record["verification"]["verdict"] == "preserved" and "integer-requires-grad" in record["verification"]["reason"]
+    assert record["verifications"][0]["verdict"] == "preserved" and "integer-requires-grad" in record["verifications"][0]["reason"]
     record = run_one(migrate, repo, "--verify-command", "! grep -q -e retain_grad -e 'is not None' -e '2\\.0' a.py")
-    assert record["commits"] == [] and len(record["dropped"]) == 3 and record["verification"]["verdict"] == "failed"
+    assert record["commits"] == [] and len(record["dropped"]) == 3 and record["verifications"][0]["verdict"] == "failed"
 
 
 def test_a_verify_command_that_takes_too_long_is_ended_with_all_it_started(migrate, tmp_path):
     repo = repository(tmp_path / "one")
-    record = run_one(migrate, repo, "--verify-command", f"(sleep 2; touch {tmp_path}/late) & sleep 60", "--timeout", "2")
-    assert record["state"] == "done" and record["verification"]["verdict"] == "inconclusive"
-    assert "ran out of time before" in record["verification"]["reason"] and record["commits"]
-    time.sleep(1.5)
+    record = run_one(migrate, repo, "--verify-command", f"(sleep 4; touch {tmp_path}/late) & sleep 60", "--timeout", "7")
+    assert record["state"] == "done" and record["verifications"][0]["verdict"] == "inconclusive"
+    assert "ran out of time before" in record["verifications"][0]["reason"] and record["commits"]
+    time.sleep(2)
     assert not (tmp_path / "late").exists()
 
 
 def test_a_plain_folder_is_verified_with_its_data(migrate, tmp_path):
     write_files(tmp_path / "plain", {"a.py": module("norm"), "data.bin": b"1234"})
     record = run_one(migrate, tmp_path / "plain", "--verify-command", "test -s data.bin && rm data.bin")
-    assert record["verification"]["verdict"] == "preserved" and (tmp_path / "plain" / "data.bin").exists()
+    assert record["verifications"][0]["verdict"] == "preserved" and (tmp_path / "plain" / "data.bin").exists()
+
+
+SCRIPT = """\
+import torch
+import helper
+
+w = torch.ones(3, requires_grad=True)
+h = w * 2
+h.sum().backward()
+print(h.grad, helper.norm(torch.nn.Linear(2, 1)) if False else helper.VALUE)
+"""
+
+
+def test_scripts_prove_the_rules_that_they_run(migrate, tmp_path):
+    pytest.importorskip("torch")
+    files = {"run/train.py": SCRIPT, "helper.py": module("norm") + "\nVALUE = 1\n", "other.py": module("integer")}
+    files["run/train.py"] = SCRIPT.replace("import torch\n", "import sys\nimport torch\n\nsys.path.insert(0, sys.path[0] + '/..')\n", 1)
+    repo = repository(tmp_path / "one", files)
+    manifest = tmp_path / "m.toml"
+    manifest.write_text('[[repos]]\nsource = "one"\nverify-scripts = ["run/*.py"]\nverify-command = "test -e helper.py"\n')
+    record = run_one(migrate, manifest)
+    scripts, command = record["verifications"]
+    assert scripts["command"] == "gradfix verify run/train.py" and scripts["verdict"] == "gained", scripts
+    assert command["verdict"] == "preserved"
+    verdicts = {c["code"]: c["verdict"] for c in record["commits"]}
+    assert verdicts["GF101"] == "gained" and verdicts["GF202"] == "preserved"  # of GF202 only the command knows
+    manifest.write_text('[[repos]]\nsource = "one"\nverify-scripts = ["gone.py"]\n')
+    record = run_one(migrate, manifest)
+    assert record["verifications"][0]["verdict"] == "inconclusive" and len(record["commits"]) == 3
 
 
 # -------------------------------------------------------------------------- limits

@@ -26,8 +26,8 @@ def outcome(record: Record) -> str:
         text += f"; {count(len(record.left), 'finding')} left"
     if record.problems:
         text += f"; {count(len(record.problems), 'problem')}"
-    if record.verification:
-        text += f"; {record.verification.verdict}"
+    if record.verdict:
+        text += f"; {record.verdict}"
     return text
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from typing import Any, Literal
 
 import msgspec
@@ -25,6 +26,7 @@ class Options(msgspec.Struct, forbid_unknown_fields=True, rename="kebab", kw_onl
     unsafe_fixes: bool | None = None
     isolated: bool | None = None
     verify_command: str | list[str] | None = None
+    verify_scripts: list[str] = []
     timeout: float | None = None
     memory: int | None = None  # MiB
 
@@ -79,11 +81,21 @@ class Trial(msgspec.Struct, kw_only=True):
 
 
 class Verification(msgspec.Struct, kw_only=True):
+    """A command that was run before and after, or scripts whose gradients were compared."""
+
     command: str
     verdict: str
     reason: str
-    before: Trial
+    before: Trial | None = None
     after: Trial | None = None
+
+
+WORST_FIRST = ("failed", "changed", "repaired", "gained", "preserved", "inconclusive")
+
+
+def worst(verdicts: Iterable[str]) -> str | None:
+    """What several witnesses say together: one that knows nothing takes nothing from the others."""
+    return min(verdicts, key=WORST_FIRST.index, default=None)
 
 
 class Record(msgspec.Struct, kw_only=True):
@@ -105,12 +117,16 @@ class Record(msgspec.Struct, kw_only=True):
     left: list[Row] = []
     problems: list[Row] = []
     notes: list[str] = []
-    verification: Verification | None = None
+    verifications: list[Verification] = []
     seconds: float = 0.0
 
     @property
     def changed(self) -> bool:
         return bool(self.commits)
+
+    @property
+    def verdict(self) -> str | None:
+        return worst(v.verdict for v in self.verifications)
 
     @property
     def fixed(self) -> int:

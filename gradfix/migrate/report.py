@@ -214,8 +214,8 @@ def markdown_details(r: Record) -> list[str]:
         lines.append(f"- {c.rule} ({c.code}): {fixes(c.fixes)} in {count(len(c.files), 'file')}{verdict}")
     for c in r.dropped:
         lines.append(f"- left out: {c.rule} ({c.code}), {c.verdict}")
-    if r.verification:
-        lines.append(f"- `{r.verification.command.replace('`', chr(39))}`: {r.verification.verdict}; {escaped(r.verification.reason)}")
+    for v in r.verifications:
+        lines.append(f"- `{printable(v.command).replace('`', chr(39))}`: {v.verdict}; {escaped(v.reason)}")
     lines += fitting([f"- {place(p)}: {escaped(p.message)}" for p in r.problems], 3000, "- … {} more problems")
     return lines
 
@@ -234,7 +234,7 @@ def fitting(rows: list[str], room: int, rest: str) -> list[str]:
 def result(r: Record) -> str:
     if r.state == "failed":
         return f"failed: {r.error}"
-    verdict = f", {r.verification.verdict}" if r.verification else ""
+    verdict = f", {r.verdict}" if r.verdict else ""
     if not r.commits:
         return f"unchanged{verdict}"
     where = r.branch or ("patches" if r.mode == "patches" else "would change")
@@ -407,4 +407,4 @@ def status(r: Record) -> str:
 
 
 def has_details(r: Record) -> bool:
-    return bool(r.commits or r.dropped or r.left or r.problems or r.error or r.notes or r.verification)
+    return bool(r.commits or r.dropped or r.left or r.problems or r.error or r.notes or r.verifications)

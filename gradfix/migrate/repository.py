@@ -15,7 +15,7 @@ from gradfix import codemod, config, discovery, engine
 from gradfix.findings import Finding, Problem
 from gradfix.migrate import verification
 from gradfix.migrate.git import GitError, Repository, clone, text
-from gradfix.migrate.records import Commit, Job, Options, Record, Row, Verification
+from gradfix.migrate.records import Commit, Job, Options, Record, Row, Verification, worst
 from gradfix.runner import Runner, describe
 from gradfix.source import SourceError, atomic_write
 
@@ -100,7 +100,7 @@ class Migration:
             left=[finding_row(f, self.settings) for f in outcome.last.findings],
             problems=problem_rows([*problems, *outcome.last.problems, *outcome.problems]),
             notes=self.notes,
-            verification=verified,
+            verifications=verified,
         )
         self.land(record)
         return record
@@ -147,39 +147,71 @@ class Migration:
 
     # ----------------------------------------------------------------- rewriting
 
-    def rewrite_and_verify(self) -> tuple[Outcome, list[Commit], Verification | None]:
-        """Apply the rules; where a command is given, leave out the rules that it refuses."""
-        command = self.options.verify_command
+    def rewrite_and_verify(self) -> tuple[Outcome, list[Commit], list[Verification]]:
+        """Apply the rules, and leave out those that the scripts or the command refuse."""
         outcome = self.rewrite(set())
-        if not command or not outcome.commits:
-            return outcome, [], None
-        trials = verification.Trials(command, self.copy_for_trial, self.deadline)
-        before = trials.run(self.base)
-        if before.code is None:
-            verdict, reason = verification.judge(before, before)
-            return outcome, [], self.verified(outcome, trials.shown, verdict, reason, before, None)
         dropped: list[Commit] = []
-        while True:
-            tip = outcome.commits[-1].hash
-            after = trials.run(tip)
-            verdict, reason = verification.judge(before, after)
-            if verdict != "failed":
+        verified: list[Verification] = []
+        if self.options.verify_scripts and outcome.commits:
+            outcome = self.ask_scripts(outcome, dropped, verified)
+        if self.options.verify_command and outcome.commits:
+            outcome = self.ask_command(outcome, dropped, verified)
+        return outcome, dropped, verified
+
+    def ask_scripts(self, outcome: Outcome, dropped: list[Commit], verified: list[Verification]) -> Outcome:
+        folder = os.path.join(self.scratch, "scripts")
+        self.copy_for_trial(self.base, folder)
+        left = None if self.deadline is None else self.deadline - time.monotonic()
+        if self.options.verify_command and left is not None:
+            left /= 2
+        found, of_rule = verification.prove(self.options.verify_scripts, self.verify_options(), folder, left)
+        verified.append(found)
+        shutil.rmtree(folder, ignore_errors=True)
+        refused = {code: verdict for code, verdict in of_rule.items() if verdict in ("failed", "changed")}
+        for commit in outcome.commits:
+            if commit.code in refused:
+                commit.verdict = refused[commit.code]
+                dropped.append(commit)
+        if refused:
+            outcome = self.rewrite(set(refused))
+            kept = worst(v for code, v in of_rule.items() if code not in refused)
+            found.verdict = kept or found.verdict
+            found.reason += f"; left out for that: {', '.join(c.rule for c in dropped)}"
+        for commit in outcome.commits:
+            commit.verdict = of_rule.get(commit.code, "inconclusive")
+        return outcome
+
+    def verify_options(self) -> list[str]:
+        """The rules and settings of this migration, for `gradfix verify`."""
+        o = self.options
+        given = {"--select": sorted(self.settings.active), "--unfixable": o.unfixable, "--extend-safe-fixes": o.extend_safe_fixes,
+                 "--exclude": o.exclude, "--target-torch": [o.target_torch] if o.target_torch else []}  # fmt: skip
+        flags = [name for name, on in (("--unsafe-fixes", o.unsafe_fixes), ("--isolated", o.isolated)) if on]
+        return [part for name, values in given.items() for value in values for part in (name, value)] + flags
+
+    def ask_command(self, outcome: Outcome, dropped: list[Commit], verified: list[Verification]) -> Outcome:
+        trials = verification.Trials(self.options.verify_command, self.copy_for_trial, self.deadline)
+        before, after = trials.run(self.base), None
+        refused: list[Commit] = []
+        known = {c.code: c.verdict for c in outcome.commits if c.verdict}
+        while before.code is not None and outcome.commits:
+            after = trials.run(outcome.commits[-1].hash)
+            if verification.judge(before, after)[0] != "failed":
                 break
             culprit = next((c for c in outcome.commits[:-1] if trials.fails(c.hash)), outcome.commits[-1])
             culprit.verdict = "failed"
-            dropped.append(culprit)
-            outcome = self.rewrite({c.code for c in dropped})
-            if not outcome.commits:
-                reason = "the command failed with every rewrite, so none is kept"
-                break
-        if dropped and outcome.commits:
-            reason += f"; left out, since the command failed with it: {', '.join(c.rule for c in dropped)}"
-        return outcome, dropped, self.verified(outcome, trials.shown, verdict, reason, before, after)
-
-    def verified(self, outcome: Outcome, command, verdict, reason, before, after) -> Verification:
+            refused.append(culprit)
+            outcome = self.rewrite({c.code for c in [*dropped, *refused]})
+        verdict, reason = verification.judge(before, after or before)
+        if refused and outcome.commits:
+            reason += f"; left out, since the command failed with it: {', '.join(c.rule for c in refused)}"
+        elif refused:
+            reason = "the command failed with every rewrite, so none is kept"
+        dropped += refused
         for commit in outcome.commits:
-            commit.verdict = verdict
-        return Verification(command=command, verdict=verdict, reason=reason, before=before, after=after)
+            commit.verdict = worst([known.get(commit.code, "inconclusive"), verdict])
+        verified.append(Verification(command=trials.shown, verdict=verdict, reason=reason, before=before, after=after))
+        return outcome
 
     def rewrite(self, without: set[str]) -> Outcome:
         """One commit per rule, in passes until no rule changes anything: a fix may lay bare the next finding."""
@@ -279,24 +311,17 @@ def settings_of(options: Options, root: str) -> tuple[engine.Settings, list[disc
     extend = list(options.extend_select)
     if options.select is None and conf.select is None:
         extend.append("GF9")
-    torch = options.target_torch or conf.target_torch
-    per_file = [
-        (discovery.Patterns(root, [pattern]), config.codes(config.split(selectors), rules))
-        for pattern, selectors in conf.per_file_ignores.items()
-    ]
-
-    def ignored_in(path: str) -> set[str]:
-        absolute = os.path.abspath(path)
-        return set().union(*(codes for patterns, codes in per_file if patterns.verdict(absolute)))
-
-    settings = engine.Settings(
-        rules=rules,
-        active=config.selected(rules, conf, options.select, extend, options.ignore),
-        target_torch=config.parse_torch(torch) if torch else config.NEWEST_TORCH,
-        unfixable=config.codes(conf.unfixable + options.unfixable, rules),
-        safe_anyway=config.codes(conf.extend_safe_fixes + options.extend_safe_fixes, rules),
+    settings = engine.settings_from(
+        conf,
+        root,
+        rules,
+        select=options.select,
+        extend_select=extend,
+        ignore=options.ignore,
+        unfixable=options.unfixable,
+        extend_safe_fixes=options.extend_safe_fixes,
+        target_torch=options.target_torch,
         unsafe_fixes=bool(options.unsafe_fixes),
-        ignored_in=ignored_in,
     )
     return settings, [discovery.Patterns(root, conf.exclude), discovery.Patterns(root, options.exclude)]
 

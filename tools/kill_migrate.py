@@ -1,0 +1,101 @@
+"""Kill `gradfix migrate` again and again, and see that the branches are those of a run that was left alone.
+
+    python tools/kill_migrate.py --repositories 300 --kills 20 --jobs 2
+
+Makes small repositories in a temporary folder, twice.  One half is migrated in one go; over the other half the run is
+ended with SIGKILL at random moments and started again until it ends by itself.  Then every branch of every pair is
+compared, and the lines of progress are counted: no repository may be reported twice.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+from migrate_support import git, many, state  # noqa: E402
+
+
+def start(folder: Path, journal: Path, repos: list[Path], options) -> subprocess.Popen:
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "GIT_CONFIG_GLOBAL": os.devnull, "TMPDIR": str(folder)}
+    more = ["--cluster", options.cluster] if options.cluster else []
+    return subprocess.Popen(
+        [sys.executable, "-m", "gradfix", "migrate", "--write", "--unsafe-fixes", "--branch", "gradfix/fixed", *more,
+         "--jobs", str(options.jobs), "--journal", str(journal), *map(str, repos)],
+        env=env, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+
+
+def finish(process: subprocess.Popen, lines: list[str], kill_after: float | None) -> bool:
+    """Whether it ended by itself.  Its lines of progress go to `lines`."""
+    timer = threading.Timer(kill_after, process.kill) if kill_after is not None else None
+    if timer:
+        timer.start()
+    threading.Thread(target=process.stdout.read, daemon=True).start()
+    for line in process.stderr:
+        if line.startswith("["):
+            lines.append(line.split()[1])
+    code = process.wait()
+    if timer:
+        timer.cancel()
+    if code not in (0, -9):
+        sys.exit(f"migrate ended with {code}")
+    return code == 0
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    options.add_argument("--repositories", type=int, default=300)
+    options.add_argument("--kills", type=int, default=20)
+    options.add_argument("--jobs", type=int, default=2)
+    options.add_argument("--seed", type=int, default=0)
+    options.add_argument("--cluster", help="run the disturbed half on Dask: local")
+    options = options.parse_args()
+    draw = random.Random(options.seed)
+    folder = Path(tempfile.mkdtemp(prefix="kill-migrate-"))
+    try:
+        repos = many(folder / "a", options.repositories, options.seed)
+        shutil.copytree(folder / "a", folder / "b")
+        others = [folder / "b" / r.name for r in repos]
+        cluster, options.cluster = options.cluster, None
+        began = time.monotonic()
+        lines: list[str] = []
+        assert finish(start(folder, folder / "b.sqlite", others, options), lines, None)
+        whole = time.monotonic() - began
+        print(f"undisturbed: {len(lines)} repositories in {whole:.0f} s, {options.jobs} jobs")
+
+        options.cluster = cluster
+        lines, kills, done, began = [], [], False, time.monotonic()
+        while not done:
+            after = draw.uniform(0.05, 2 * whole / options.kills) if len(kills) < options.kills else None
+            before = len(lines)
+            done = finish(start(folder, folder / "a.sqlite", repos, options), lines, after)
+            if not done:
+                kills.append((after, len(lines) - before))
+        for number, (after, made) in enumerate(kills, 1):
+            print(f"kill {number:2}: after {after:5.2f} s, {made} repositories done")
+        print(f"disturbed: {len(kills)} kills, {time.monotonic() - began:.0f} s, {len(lines)} repositories reported, {len(set(lines))} different")
+
+        different = [a.name for a, b in zip(repos, others) if state(a) != state(b)]
+        broken = [r.name for r in repos if git(r, "fsck", "--strict", check=False)]
+        branches = sum("refs/heads/gradfix/fixed" in state(r) for r in repos)
+        commits = sum(int(git(r, "rev-list", "--count", "main..gradfix/fixed")) for r in repos if "refs/heads/gradfix/fixed" in state(r))
+        left = [p.name for p in folder.iterdir() if p.name.startswith("gradfix-migrate-")]
+        print(f"{branches} branches with {commits} commits; {len(different)} differ from the undisturbed run; "
+              f"{len(broken)} repositories with objects left over; {len(left)} folders left over")  # fmt: skip
+        sys.exit(bool(different or left or len(lines) - len(set(lines)) or len(kills) < options.kills))
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main()
