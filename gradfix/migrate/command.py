@@ -45,11 +45,13 @@ def migrate(
         raise ConfigError(f"{patches}: is no folder")
     mode = "patches" if patches is not None else "branch" if write else "dry-run"
     journal = os.path.abspath(journal or default_path())
-    work, problems = planning.plan(sources, options, mode, f"{journal}.clones", running.scratch_of(journal))
-    for problem in problems:
-        say(f"error: {problem}")
+    work, refused = planning.plan(sources, options, mode, f"{journal}.clones", running.scratch_of(journal))
+    for record in refused:
+        say(f"error: {record.name}: {record.error}")
     if not work:
-        return 2 if problems else _nothing(say)
+        if not refused:
+            say("warning: no repositories given")
+        return 2 if refused else 0
     settings = running.Settings(cluster, jobs or usable_cpus(), branch, patches, restart)
     with Journal(journal) as opened:
         try:
@@ -66,6 +68,7 @@ def migrate(
         elif not quiet:
             for note in record.notes:
                 say(f"warning: {record.name}: {note}")
+    records += refused
     from gradfix.migrate import report as reporting
 
     out.write(reporting.as_text(records, quiet))
@@ -73,14 +76,9 @@ def migrate(
         for path in reporting.write(report, records, started):
             if not quiet:
                 say(f"Wrote {path}")
-    if problems or any(r.state == "failed" or r.problems for r in records):
+    if any(r.state == "failed" or r.problems for r in records):
         return 2
     return 1 if mode == "dry-run" and any(r.commits for r in records) else 0
-
-
-def _nothing(say) -> int:
-    say("warning: no repositories given")
-    return 0
 
 
 def check_branch(name: str) -> None:

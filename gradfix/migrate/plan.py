@@ -13,7 +13,7 @@ import msgspec
 from gradfix import codemod, config
 from gradfix.config import ConfigError
 from gradfix.migrate import git
-from gradfix.migrate.records import Job, Kind, Mode, Options, dumps
+from gradfix.migrate.records import Job, Kind, Mode, Options, Record, dumps
 
 TIMEOUT = 600.0
 MEMORY = 4096
@@ -101,10 +101,14 @@ def repositories_in(folder: str) -> list[str]:
     return [path for path in entries if git.top_of(path) == path]
 
 
-def plan(sources: Sequence[str], given: Options, mode: Mode, clones: str, scratch: str) -> tuple[list[Job], list[str]]:
-    """The jobs, and one line for each source that there is nothing to do with."""
+def plan(sources: Sequence[str], given: Options, mode: Mode, clones: str, scratch: str) -> tuple[list[Job], list[Record]]:
+    """The jobs, and a record of each source that there is nothing to do with."""
     named: list[tuple[str, str | None, Options]] = []
-    problems: list[str] = []
+    problems: list[Record] = []
+
+    def refuse(source: str, why: str):
+        problems.append(Record(name=source, source=source, state="failed", mode=mode, error=why))
+
     for source in sources:
         if source.endswith(".toml") and not os.path.isdir(source):
             named += [(s, name, layered(o, given)) for s, name, o in read_manifest(source)]
@@ -116,7 +120,7 @@ def plan(sources: Sequence[str], given: Options, mode: Mode, clones: str, scratc
             expanded.append((source, name, options))
         elif not os.path.isdir(source):
             what = "is no folder, repository or manifest" if os.path.exists(source) else "no such file or directory"
-            problems.append(f"{source}: {what}")
+            refuse(source, what)
         else:
             inside = repositories_in(source)
             expanded += [(s, None, options) for s in inside] if inside else [(source, name, options)]
@@ -129,7 +133,7 @@ def plan(sources: Sequence[str], given: Options, mode: Mode, clones: str, scratc
         try:
             place, kind, inside = kind_of(source)
         except git.GitError as error:
-            problems.append(f"{source}: {error}")
+            refuse(source, str(error))
             continue
         paths = [os.path.join(*inside, p) for p in options.paths] if inside and options.paths else options.paths or inside
         options = msgspec.structs.replace(

@@ -13,22 +13,27 @@ def outcome(record: Record) -> str:
     """What became of a repository, in a few words."""
     if record.state == "failed":
         return f"failed: {record.error}"
+    state = "unchanged" if not record.commits else "would be changed" if record.mode == "dry-run" else "changed"
+    rest = details(record)
+    return state + (": " if record.commits else "; " if rest else "") + rest
+
+
+def details(record: Record) -> str:
+    parts = []
     if record.commits:
-        would = "would be " if record.mode == "dry-run" else ""
-        text = f"{would}changed: {fixes(record.fixed)} in {count(len(record.changed_files), 'file')}"
+        text = f"{fixes(record.fixed)} in {count(len(record.changed_files), 'file')}"
         if record.branch:
             text += f", {count(len(record.commits), 'commit')} on {record.branch}"
         elif record.mode == "patches":
             text += f", {len(record.commits)} {'patch' if len(record.commits) == 1 else 'patches'}"
-    else:
-        text = "unchanged"
+        parts.append(text)
     if record.left:
-        text += f"; {count(len(record.left), 'finding')} left"
+        parts.append(f"{count(len(record.left), 'finding')} left")
     if record.problems:
-        text += f"; {count(len(record.problems), 'problem')}"
+        parts.append(count(len(record.problems), "problem"))
     if record.verdict:
-        text += f"; {record.verdict}"
-    return text
+        parts.append(record.verdict)
+    return "; ".join(parts)
 
 
 def fixes(number: int) -> str:

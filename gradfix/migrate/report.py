@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from gradfix.config import ConfigError
-from gradfix.migrate.progress import fixes, outcome
+from gradfix.migrate.progress import details, fixes, outcome
 from gradfix.migrate.records import Record, Row
 from gradfix.reports import count
 from gradfix.source import atomic_write
@@ -112,6 +112,10 @@ def totals(records: Sequence[Record]) -> Totals:
     )
 
 
+def is_dry(records: Sequence[Record]) -> bool:
+    return all(r.mode == "dry-run" for r in records)
+
+
 def rule_names() -> dict[str, str]:
     from gradfix import codemod
 
@@ -128,7 +132,7 @@ def repositories(number: int) -> str:
 def as_text(records: Sequence[Record], quiet: bool) -> str:
     """A line for each repository that changed or has findings, and a line for all."""
     t = totals(records)
-    dry = any(r.mode == "dry-run" for r in records)
+    dry = is_dry(records)
     lines = []
     if not quiet:
         rows = [r for r in records if r.commits or r.left]
@@ -179,7 +183,7 @@ def as_json(records: Sequence[Record], started: str) -> str:
 def as_markdown(records: Sequence[Record]) -> str:
     """A summary that fits into a pull request."""
     t = totals(records)
-    dry = any(r.mode == "dry-run" for r in records)
+    dry = is_dry(records)
     out = ["# GradFix migration", ""]
     word = "would change" if dry else "changed"
     out.append(
@@ -378,13 +382,14 @@ def as_html(records: Sequence[Record], started: str) -> str:
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
-    environment.filters.update(visible=visible, outcome=outcome, fixes=fixes, count=count, repositories=repositories)
+    environment.filters.update(visible=visible, details=details, fixes=fixes, count=count, repositories=repositories)
+    records = [msgspec.structs.replace(r, name=visible(r.name), branch=r.branch and visible(r.branch)) for r in records]
     t = totals(records)
     ranked = sorted((r for r in records if r.fixed or r.left), key=lambda r: (-(r.fixed + len(r.left)), r.name))
     return environment.get_template("report.html").render(
         version=__version__,
         started=started,
-        dry=any(r.mode == "dry-run" for r in records),
+        dry=is_dry(records),
         totals=t,
         records=records,
         ranked=ranked[:25],
