@@ -162,8 +162,8 @@ class Session:
 
         return Runner(self.jobs, progress=not self.quiet)
 
-    def report(self, result, runner, command: str, stream, **more) -> None:
-        """Problems to stderr, findings to `stream` (or the output file) in the chosen format."""
+    def report(self, result, runner, command: str, stream, text: str | None = None, **more) -> None:
+        """Problems to stderr, findings to `stream` (or the output file) in the chosen format, or as the `text` given."""
         from gradfix import engine, preview, reports
 
         problems = sorted({*self.problems, *result.problems}, key=lambda p: (p.path, p.row or 0, p.col or 0, p.reason))
@@ -195,7 +195,9 @@ class Session:
                 rules=self.settings.rules,
                 **more,
             )
-            if self.statistics:
+            if text is not None:
+                Out(target).write(text)
+            elif self.statistics:
                 from gradfix.reports import statistics
 
                 statistics.write(report, Out(target), self.format)
@@ -433,6 +435,87 @@ def uncommitted(paths: list[str]) -> list[str]:
             if entry[3:] in names:
                 out.append(names[entry[3:]])
     return sorted(out)
+
+
+class ReviewFormat(str, enum.Enum):
+    text = "text"
+    github = "github"
+    gitlab = "gitlab"
+    rdjson = "rdjson"
+
+
+class Filter(str, enum.Enum):
+    added = "added"
+    context = "context"
+    file = "file"
+    none = "none"
+
+
+class Platform(str, enum.Enum):
+    github = "github"
+    gitlab = "gitlab"
+
+
+class Outdated(str, enum.Enum):
+    leave = "leave"
+    remove = "remove"
+
+
+@app.command()
+def review(
+    paths: Paths = None,
+    base: Annotated[Optional[str], typer.Option("--base", metavar="REV", help="The branch that the change goes to: what HEAD adds since their merge base.")] = None,
+    diff: Annotated[Optional[str], typer.Option("--diff", metavar="FILE", help="The change as a unified diff; - reads stdin.")] = None,
+    filter: Annotated[Filter, typer.Option("--filter", help="What a finding or its cause must lie on: added lines, the context around them too, or a changed file.")] = Filter.added,
+    output_format: Annotated[ReviewFormat, typer.Option("--output-format", help="text, or what review tools take.")] = ReviewFormat.text,
+    output_file: OutputFile = None,
+    post: Annotated[Optional[Platform], typer.Option("--post", help="Post comments to the pull or merge request of the environment.")] = None,
+    stored: Annotated[Optional[str], typer.Option("--from", metavar="FILE", help="With --post: a payload that --output-format made in another job.")] = None,
+    pull_request: Annotated[Optional[int], typer.Option("--pull-request", min=1, metavar="N", help="With --post: its number, where the environment does not say.")] = None,
+    outdated: Annotated[Outdated, typer.Option("--outdated", help="With --post: comments on what is no longer found.")] = Outdated.leave,
+    unsafe_fixes: Annotated[bool, typer.Option("--unsafe-fixes/--no-unsafe-fixes", help="Suggest unsafe fixes too.")] = False,
+    select: Select = None,
+    ignore: Ignore = None,
+    extend_select: ExtendSelect = None,
+    unfixable: Unfixable = None,
+    extend_safe_fixes: ExtendSafe = None,
+    exclude: Exclude = None,
+    force_exclude: ForceExclude = False,
+    config: ConfigFile = None,
+    isolated: Isolated = False,
+    target_torch: Torch = None,
+    exit_zero: ExitZero = False,
+    jobs: Jobs = None,
+    no_cache: NoCache = False,
+    quiet: Quiet = False,
+):
+    """Report what a change introduces, as review comments with suggestions."""
+    from gradfix.review import ReviewError, command
+
+    given = {**locals(), "output_format": None, "statistics": False, "stdin_filename": None}
+    options = command.Options(
+        base, diff, filter.value, output_format.value, post and post.value, stored, pull_request, outdated.value
+    )
+    try:
+        command.check_options(options)
+        if stored is not None:
+            say(command.post_stored(options))
+            return
+        session = Session(paths, given)
+        if session.stdin:
+            raise UsageError("a review has no use for - as path")
+        with session.runner() as runner:
+            outcome = command.review(session, options, runner)
+            session.problems += outcome.problems
+            session.format = outcome.report_as
+            session.report(outcome.result, runner, "check", sys.stdout, text=outcome.text)
+    except ReviewError as error:
+        raise UsageError(str(error)) from None
+    for note in outcome.notes if not quiet else ():
+        say(note)
+    if session.all_problems:
+        finish(2)
+    finish(1 if fails(outcome.result.findings) and not exit_zero else 0)
 
 
 class VerifyFormat(str, enum.Enum):

@@ -10,7 +10,7 @@ ROOT = Path(__file__).parent.parent
 # Highest first.  A line holds siblings: `|` may not import each other, `:` may.
 LAYERS = """\
     gradfix.cli
-    gradfix.server | gradfix.migrate
+    gradfix.server | gradfix.migrate | gradfix.review
     gradfix.reports : gradfix.baseline : gradfix.harness
     gradfix.engine
     gradfix.preview : gradfix.fingerprints
@@ -53,6 +53,7 @@ source_modules =
     gradfix.reports
     gradfix.server
     gradfix.migrate
+    gradfix.review
     codemods
 forbidden_modules = torch
 """

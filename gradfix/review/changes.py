@@ -1,0 +1,237 @@
+"""What a change touches: a unified diff, read from git, from a file or from the review platform.
+
+Rows are git's here: only "\\n" ends one.  Text is the file's bytes decoded as UTF-8 with `surrogateescape`, so that
+files of any encoding survive.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import unidiff
+import unidiff.constants
+
+from gradfix.discovery import shown
+from gradfix.review import ReviewError
+from gradfix.source import read_bytes
+
+SUFFIXES = (".py", ".pyw", ".ipynb")
+
+
+@dataclass(frozen=True)
+class Hunk:
+    start: int  # rows of the new file, from 1, both inclusive; empty (`end < start`) where a hunk only removes
+    end: int
+    added: frozenset[int]
+    old_rows: dict[int, int]  # of the unchanged rows
+    new_lines: tuple[str, ...]  # with their ends
+    old_lines: tuple[str, ...]
+
+    def holds(self, start: int, end: int) -> bool:
+        return self.start <= start <= end <= self.end
+
+
+@dataclass(frozen=True)
+class FileChange:
+    path: str  # as the diff names it: from the root of the repository
+    old_path: str | None  # None: a new file
+    hunks: tuple[Hunk, ...] = ()
+    deleted: bool = False
+
+    def hunk(self, start: int, end: int) -> Hunk | None:
+        """The hunk that holds all these rows."""
+        return next((h for h in self.hunks if h.holds(start, end)), None)
+
+    def touches(self, rows: Iterable[int], context: bool) -> bool:
+        for hunk in self.hunks:
+            if any(row in hunk.added or context and hunk.start <= row <= hunk.end for row in rows):
+                return True
+        return False
+
+
+@dataclass
+class Changes:
+    root: str  # what the paths in the diff start from
+    files: list[FileChange]
+    head: str | None = None  # commits, where git knows them
+    base: str | None = None  # the merge base
+    start: str | None = None  # the tip of the branch that the change goes to
+    by_path: dict[str, FileChange] = field(init=False)  # by the path as findings have it
+
+    def __post_init__(self):
+        self.by_path = {self.local(f.path): f for f in self.files if not f.deleted}
+
+    def local(self, path: str) -> str:
+        return shown(os.path.join(self.root, path))
+
+
+# ------------------------------------------------------------------------- parsing
+
+
+def parse(text: str) -> list[FileChange]:
+    try:
+        patch = unidiff.PatchSet.from_string(text)
+    except unidiff.UnidiffParseError as error:
+        raise ReviewError(f"the diff can't be read: {error}") from None
+    return [_file(entry) for entry in patch]
+
+
+def parse_hunks(patch: str | None) -> tuple[Hunk, ...]:
+    """Of one file's diff without its header, as platforms send it."""
+    if not patch:
+        return ()
+    return parse(f"--- a/x\n+++ b/x\n{patch}" + ("" if patch.endswith("\n") else "\n"))[0].hunks
+
+
+def _file(entry: unidiff.PatchedFile) -> FileChange:
+    new, old = _name(entry.target_file), _name(entry.source_file)
+    return FileChange(
+        path=old if entry.is_removed_file else new,
+        old_path=None if entry.is_added_file else old,
+        hunks=tuple(map(_hunk, entry)),
+        deleted=entry.is_removed_file,
+    )
+
+
+def _hunk(hunk: unidiff.Hunk) -> Hunk:
+    new, old, added, old_rows = [], [], set(), {}
+    last: tuple[list[str], ...] = ()
+    for line in hunk:
+        if line.line_type == unidiff.constants.LINE_TYPE_NO_NEWLINE:
+            for lines in last:
+                lines[-1] = lines[-1].removesuffix("\n")
+            continue
+        last = {"+": (new,), "-": (old,)}.get(line.line_type, (new, old))
+        for lines in last:
+            lines.append(line.value)
+        if line.is_added:
+            added.add(line.target_line_no)
+        elif line.is_context:
+            old_rows[line.target_line_no] = line.source_line_no
+    # Without new lines, `target_start` is the row before; with some, the first of them.
+    start = hunk.target_start if new else hunk.target_start + 1
+    return Hunk(start, start + len(new) - 1, frozenset(added), old_rows, tuple(new), tuple(old))
+
+
+_ESCAPES = {"a": "\a", "b": "\b", "t": "\t", "n": "\n", "v": "\v", "f": "\f", "r": "\r"}
+
+
+def _name(name: str) -> str:
+    """A file name of a diff header, without prefix and, where git quoted it, unquoted."""
+    if len(name) > 1 and name[0] == name[-1] == '"':
+        raw = re.sub(
+            rb"\\([0-7]{3}|.)",
+            lambda m: bytes([int(m[1], 8)]) if len(m[1]) == 3 else _ESCAPES.get(m[1].decode(), m[1].decode()).encode(),
+            name[1:-1].encode("utf-8", "surrogateescape"),
+        )
+        name = raw.decode("utf-8", "surrogateescape")
+    return re.sub(r"^[abciow12]/", "", name)
+
+
+# ----------------------------------------------------------------------- from where
+
+
+def git(*arguments: str) -> bytes:
+    """What a git command prints.  It runs in the working folder and starts no helper that a repository configures."""
+    command = ["git", "-c", "core.quotePath=false", "-c", "core.fsmonitor=false", *arguments]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, stdin=subprocess.DEVNULL, env={**os.environ, "GIT_OPTIONAL_LOCKS": "0"}
+        )
+    except OSError:
+        raise ReviewError("git is not installed; make the diff elsewhere and give it by --diff") from None
+    if done.returncode:
+        said = done.stderr.decode("utf-8", "replace").strip().splitlines() or [f"exit code {done.returncode}"]
+        raise ReviewError(f"git {arguments[0]}: {said[0].removeprefix('fatal: ')}")
+    return done.stdout
+
+
+def git_root() -> str:
+    return os.path.abspath(os.fsdecode(git("rev-parse", "--show-cdup").rstrip(b"\n")) or ".")
+
+
+def commit(revision: str) -> str:
+    try:
+        return git("rev-parse", "--verify", "--quiet", "--end-of-options", revision + "^{commit}").decode().strip()
+    except ReviewError:
+        git("rev-parse", "--git-dir")  # says so where there is no repository
+        raise ReviewError(f"{revision} is no commit that git knows here (fetch it first?)") from None
+
+
+def from_git(base: str) -> Changes:
+    """The change since the merge base of `base` and HEAD, with what is not committed yet."""
+    tip, head = commit(base), commit("HEAD")
+    try:
+        merge_base = git("merge-base", tip, head).decode().split()[0]
+    except (ReviewError, IndexError):
+        why = "the clone may be shallow (fetch with full history), or the histories are unrelated"
+        raise ReviewError(f"{base} and HEAD have no merge base: {why}") from None
+    root = git_root()
+    options = ["--no-color", "--no-ext-diff", "--no-textconv", "--ignore-submodules", "--find-renames", "--unified=3"]
+    options += ["--src-prefix=a/", "--dst-prefix=b/", "--diff-algorithm=default", "--no-relative"]
+    # Notebooks and Python: data files can be huge.
+    diff = git("diff", *options, merge_base, "--", *(f":(top,glob)**/*{suffix}" for suffix in SUFFIXES))
+    return Changes(root, parse(diff.decode("utf-8", "surrogateescape")), head, merge_base, tip)
+
+
+def from_diff(data: bytes) -> Changes:
+    """A diff that somebody else made: its paths start from the root of the repository, else from the working folder."""
+    files = parse(data.decode("utf-8", "surrogateescape"))
+    if data.strip() and not files:
+        raise ReviewError("the diff can't be read: it names no file")
+    try:
+        root = git_root()
+    except ReviewError:
+        return Changes(os.getcwd(), files)
+    try:
+        head = commit("HEAD")
+    except ReviewError:
+        head = None
+    # As `git diff --relative` writes them.
+    if not any(os.path.exists(os.path.join(root, f.path)) for f in files) and any(os.path.exists(f.path) for f in files):
+        root = os.getcwd()
+    return Changes(root, files, head)
+
+
+# -------------------------------------------------------------- files and their past
+
+
+def raw_lines(data: bytes) -> list[str]:
+    parts = data.decode("utf-8", "surrogateescape").split("\n")
+    return [part + "\n" for part in parts[:-1]] + ([parts[-1]] if parts[-1] else [])
+
+
+def misfit(hunk: Hunk, lines: list[str]) -> int | None:
+    """The first row at which the file is not what the hunk says."""
+    for row, line in enumerate(hunk.new_lines, hunk.start):
+        if row > len(lines) or _plain(lines[row - 1]) != _plain(line):
+            return row
+    return None
+
+
+def _plain(line: str) -> str:
+    """For comparison: platforms send text, in which bytes that are no UTF-8 are replaced."""
+    return line.rstrip("\r\n").encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+
+
+def old_contents(changes: Changes) -> dict[str, bytes | None]:
+    """What the files of the change held before it, by the path as findings have it (None: nothing).
+
+    The hunks are taken back, so that it works without the history.
+    """
+    out: dict[str, bytes | None] = {}
+    for file in changes.files:
+        if file.old_path is None:
+            out[changes.local(file.path)] = None
+            continue
+        lines = [] if file.deleted else raw_lines(read_bytes(changes.local(file.path)))
+        for hunk in reversed(file.hunks):
+            lines[hunk.start - 1 : hunk.end] = hunk.old_lines
+        if file.old_path != file.path:
+            out.setdefault(changes.local(file.path), None)
+        out[changes.local(file.old_path)] = "".join(lines).encode("utf-8", "surrogateescape")
+    return out

@@ -1,0 +1,115 @@
+"""Which findings a change introduces."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+from gradfix import fingerprints
+from gradfix.engine import Result, check
+from gradfix.findings import Finding, Problem, Span
+from gradfix.review.changes import SUFFIXES, Changes, misfit, old_contents, raw_lines
+from gradfix.source import SourceError, data_of, decode, lines_of, read_bytes
+
+
+def fitting(changes: Changes) -> tuple[Changes, list[Problem]]:
+    """The change without the files on which it does not fit, and a problem for each of those."""
+    files, problems = [], []
+    for file in changes.files:
+        if file.deleted or not file.hunks or not file.path.endswith(SUFFIXES):
+            files.append(file)
+            continue
+        path = changes.local(file.path)
+        try:
+            lines = raw_lines(read_bytes(path))
+        except SourceError as error:
+            problems.append(Problem(path, f"is in the diff, but can't be read: {error.reason}"))
+            continue
+        row = next((row for hunk in file.hunks if (row := misfit(hunk, lines)) is not None), None)
+        if row is None:
+            files.append(file)
+        else:
+            problems.append(Problem(path, "the diff does not fit this file: it was made from other contents", row))
+    return Changes(changes.root, files, changes.head, changes.base, changes.start), problems
+
+
+def introduced(result: Result, changes: Changes, mode: str, settings, runner) -> list[Finding]:
+    """Those findings of `result` that `mode` keeps.
+
+    `added` and `context` keep what lies on changed lines, or names a cause there, and also what the old contents did
+    not have: a line that was removed lies nowhere.
+    """
+    if mode == "none":
+        return result.findings
+    if mode == "file":
+        return [f for f in result.findings if any(path in changes.by_path for path, _ in places(f))]
+    kept, rest = [], []
+    for finding in result.findings:
+        near = any(
+            path in changes.by_path and changes.by_path[path].touches(git_rows(result.project, path, span), mode == "context")
+            for path, span in places(finding)
+        )
+        (kept if near else rest).append(finding)
+    if rest:
+        kept += _new(rest, result, changes, settings, runner)
+    chosen = set(map(id, kept))
+    return [f for f in result.findings if id(f) in chosen]
+
+
+def places(finding: Finding) -> list[tuple[str, Span]]:
+    return [(finding.path, finding.span), *((r.path, r.span) for r in finding.related)]
+
+
+def rows_of(span: Span) -> range:
+    last = span.end_row - 1 if span.end_col == 0 and span.end_row > span.row else span.end_row
+    return range(span.row, last + 1)
+
+
+def git_rows(project, path: str, span: Span) -> range:
+    """The rows of a span as git counts them: not at a lone carriage return, as Python does."""
+    rows = rows_of(span)
+    try:
+        data = data_of(project, path)
+        if b"\r" not in data.replace(b"\r\n", b""):
+            return rows
+        lines = lines_of(decode(path, data).text)
+    except SourceError:
+        return rows
+    before = sum(line.endswith("\n") for line in lines[: rows.start - 1])
+    inside = sum(line.endswith("\n") for line in lines[rows.start - 1 : rows.stop - 2])
+    return range(before + 1, before + inside + 2)
+
+
+def _new(findings: list[Finding], result: Result, changes: Changes, settings, runner) -> list[Finding]:
+    """Those of `findings` that the old contents do not have."""
+    try:
+        old = old_contents(changes)
+    except SourceError:
+        return []
+    files = [path for path in result.files if old.get(path, b"") is not None]
+    files += [p for p, data in old.items() if data is not None and p not in files and p.endswith((".py", ".pyw"))]
+    overlay = {**result.project.overlay, **{p: data for p, data in old.items() if data is not None}}
+    before = check(sorted(files), settings, runner, overlay)
+    known = Counter(keys(before.findings, before.project, changes.root))
+    renamed = {f.path: f.old_path for f in changes.files if f.old_path and not f.deleted}
+    lost = {p.path for p in before.problems}
+    out = []
+    for finding, key in zip(findings, keys(findings, result.project, changes.root)):
+        key = replace(key, path=renamed.get(key.path, key.path))
+        if known[key] > 0:
+            known[key] -= 1
+        elif changes.local(key.path) not in lost:
+            out.append(finding)
+    return out
+
+
+def keys(findings: list[Finding], project, root: str) -> list[fingerprints.Key]:
+    """What findings are known by, with paths from the root of the repository."""
+
+    def lines(path: str) -> list[str]:
+        try:
+            return lines_of(decode(path, data_of(project, path)).text)
+        except SourceError:
+            return []
+
+    return fingerprints.keys(findings, lines, root)

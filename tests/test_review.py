@@ -1,0 +1,782 @@
+"""`gradfix review`: what a change introduces, where it is said, and that it is posted once."""
+
+import json
+import os
+import re
+import types
+from pathlib import Path
+
+import jsonschema
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from markdown_it import MarkdownIt
+from review_support import API, Fault, GitHub, GitLab, blocks, clicked, git
+
+from gradfix.cli import run
+from gradfix.review import changes, comments, payload, posting
+
+MODEL = "import torch\n\nbase = torch.ones(1, requires_grad=True)\n\n\ndef make_gain():\n    return base\n"
+TRAIN = """\
+import torch
+from torch import nn
+
+from model import make_gain
+
+x = torch.randn(8, 4)
+net = nn.Linear(4, 1)
+gain = make_gain()
+
+out = gain * net(x)
+loss = out.pow(2).mean()
+loss.backward()
+print("gradient", gain.grad.norm().item())
+"""
+OLD = """\
+import torch
+
+w = torch.zeros(3, requires_grad=True)
+for _ in range(3):
+    loss = (w - 1).pow(2).sum()
+    loss.backward()
+    w -= 0.1 * w.grad
+    w.grad = None
+"""
+SHOW = 'loss.backward()\nprint("output", out.grad.norm().item())\n'
+FIRST = {"model.py": MODEL, "train.py": TRAIN, "old.py": OLD}
+# One mistake on a changed line, one caused by a changed line of another file, one old.
+SECOND = {"model.py": MODEL.replace("return base", "return base * 0.5"), "train.py": TRAIN.replace("loss.backward()\n", SHOW)}
+
+
+def write(folder: Path, files: dict):
+    for name, text in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(text if isinstance(text, bytes) else text.encode())
+
+
+def repository(folder: Path, first: dict, second: dict, removed=()) -> Path:
+    """Branch `main` has `first`; branch `change`, checked out, adds `second`."""
+    git(folder, "init", "-q", "-b", "main", ".")
+    write(folder, first)
+    git(folder, "add", "-A")
+    git(folder, "commit", "-qm", "first", "--allow-empty")
+    git(folder, "checkout", "-qb", "change")
+    write(folder, second)
+    for name in removed:
+        (folder / name).unlink()
+    git(folder, "add", "-A")
+    git(folder, "commit", "-qm", "second", "--allow-empty")
+    return folder
+
+
+@pytest.fixture
+def repo(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in [n for n in os.environ if n.startswith(("GITHUB_", "CI_", "GITLAB_", "GH_"))]:
+        monkeypatch.delenv(name)
+
+    def make(first=FIRST, second=SECOND, removed=()):
+        return repository(tmp_path, first, second, removed)
+
+    return make
+
+
+@pytest.fixture
+def review(capsys):
+    def call(*arguments, command="review"):
+        capsys.readouterr()
+        code = run([command, "--isolated", "--no-cache", "-j1", *map(str, arguments)])
+        out, err = capsys.readouterr()
+        return types.SimpleNamespace(code=code, out=out, err=err)
+
+    return call
+
+
+def found(output: str) -> list[str]:
+    return re.findall(r"^ *--> (.*):\d+$", output, re.M)
+
+
+# ------------------------------------------------------------------ what is kept
+
+
+def test_two_of_three(repo, review):
+    repo()
+    done = review("--base", "main")
+    assert done.code == 1 and found(done.out) == ["train.py:13", "train.py:14"]
+    assert len(re.findall(r"^\w+\[GF", review(command="check").out, re.M)) == 3
+    assert review("--base", "main", "--exit-zero").code == 0
+
+
+def test_filters(repo, review):
+    repo()
+    rows = {"added": 2, "context": 2, "file": 2, "none": 3}
+    assert {m: len(found(review("--base", "main", "--filter", m).out)) for m in rows} == rows
+
+
+def test_context_filter_keeps_what_lies_near(repo, review):
+    repo({"a.py": OLD}, {"a.py": OLD.replace("    loss = ", "    # the loss\n    loss = ")})
+    assert found(review("--base", "main").out) == []
+    assert found(review("--base", "main", "--filter", "context").out) == ["a.py:8"]
+
+
+def test_a_removed_line_is_a_cause(repo, review):
+    kept = "import torch\nx = torch.ones(2, requires_grad=True)\nh = x * 2\nh.retain_grad()\n" + "\n" * 9
+    kept += "h.sum().backward()\nprint(h.grad)\n"
+    repo({"a.py": kept}, {"a.py": kept.replace("h.retain_grad()\n", "")})
+    assert found(review("--base", "main").out) == ["a.py:14"]
+    diff = git(".", "diff", "main", "change")
+    Path("d.diff").write_text(diff)
+    assert found(review("--diff", "d.diff").out) == ["a.py:14"]
+
+
+def test_moved_and_renamed_files_bring_nothing_new(repo, review):
+    repo({"a.py": OLD, "gone.py": OLD}, {"b/c.py": "\n\n" + OLD}, removed=["a.py", "gone.py"])
+    done = review("--base", "main")
+    assert (done.code, found(done.out)) == (0, [])
+
+
+def test_new_file_and_uncommitted_change(repo, review):
+    root = repo({"a.py": "x = 1\n"}, {"new.py": OLD})
+    assert found(review("--base", "main").out) == ["new.py:7"]
+    write(root, {"new.py": OLD + "w.require_grad = True\n"})
+    assert found(review("--base", "main").out) == ["new.py:7", "new.py:9"]
+
+
+def test_the_merge_base_counts(repo, review):
+    """What main gained in the meantime is none of this change's business."""
+    root = repo({"a.py": OLD, "b.py": "x = 1\n"}, {"b.py": "x = 2\n"})
+    git(root, "checkout", "-q", "main")
+    write(root, {"a.py": "x = 1\n"})
+    git(root, "commit", "-qam", "repaired on main")
+    git(root, "checkout", "-q", "change")
+    assert found(review("--base", "main").out) == []
+
+
+def test_subfolder(repo, review, monkeypatch):
+    root = repo({"sub/a.py": "x = 1\n"}, {"sub/a.py": OLD, "other.py": OLD})
+    monkeypatch.chdir(root / "sub")
+    assert found(review("--base", "main").out) == ["a.py:7"]
+    made = json.loads(review("--base", "main", "--output-format", "github").out)
+    assert [c["path"] for c in made["comments"]] == ["sub/a.py"]
+
+
+@pytest.mark.parametrize("options", [["-U0"], ["--no-prefix"], ["--src-prefix=i/", "--dst-prefix=w/"], ["-U99"]], ids=str)
+def test_diffs_of_other_makers(repo, review, monkeypatch, options):
+    repo()
+    diff = git(".", "diff", *options, "main", "change")
+    Path("d.diff").write_text(diff)
+    assert found(review("--diff", "d.diff").out) == ["train.py:13", "train.py:14"]
+    monkeypatch.setattr("sys.stdin", types.SimpleNamespace(buffer=open("d.diff", "rb")))
+    assert found(review("--diff", "-").out) == ["train.py:13", "train.py:14"]
+
+
+def test_odd_names_and_contents(repo, review):
+    names = ["we \"ird é.py", "sp ace.py", "tab\t.py", "𝄞.py"]
+    late = "# coding: latin-1\ns = '\xe9'\n".encode("latin-1") + OLD.replace("import torch", "import torch  # \x0c\x85").encode("latin-1")
+    repo({n: "x = 1\n" for n in names} | {"l.py": b"x = 1\n"}, {n: OLD for n in names} | {"l.py": late})
+    done = review("--base", "main")
+    assert sorted(f.rsplit(":", 1)[0] for f in found(done.out)) == sorted([*names, "l.py"])
+    made = json.loads(review("--base", "main", "--output-format", "github").out)
+    assert sorted(c["path"] for c in made["comments"]) == sorted([*names, "l.py"])
+
+
+def test_lone_carriage_returns_do_not_shift_rows(repo, review):
+    repo({"a.py": "x = 1\n"}, {"a.py": b"x = 1\r# one\r# two\r" + OLD.encode()})
+    made = json.loads(review("--base", "main", "--output-format", "github").out)
+    (comment,) = made["comments"]
+    assert comment["line"] == 7 and "```suggestion" not in comment["body"]  # git's seventh row, Python's tenth
+
+
+def test_nothing_to_do(repo, review):
+    repo({"a.txt": "x"}, {"a.txt": "y"})
+    assert review("--base", "main").code == 0
+    made = json.loads(review("--base", "main", "--output-format", "github").out)
+    assert made["comments"] == []
+
+
+@pytest.mark.parametrize(
+    "arguments, reason",
+    [
+        ([], "a review needs a change"),
+        (["--base", "nope"], "nope is no commit that git knows here"),
+        (["--base", "--help"], "--help is no commit that git knows here"),
+        (["--base", "main", "--diff", "d"], "exclude each other"),
+        (["--diff", "nope.diff"], "nope.diff: no such file or directory"),
+        (["--diff", "model.py"], "names no file"),
+        (["--diff", "bad.diff"], "the diff can't be read"),
+        (["--from", "x"], "--from needs --post"),
+        (["--base", "orphan"], "no merge base"),
+        (["--post", "github"], "GITHUB_TOKEN"),
+        (["--post", "gitlab"], "CI_MERGE_REQUEST_IID"),
+    ],
+    ids=lambda v: " ".join(v) if isinstance(v, list) else None,
+)
+def test_bad_usage_is_one_line(repo, review, arguments, reason):
+    root = repo()
+    write(root, {"bad.diff": "--- a/x\n+++ b/x\n@@ -1,5 +1,9 @@\n-a\n+b\n"})
+    git(root, "checkout", "-q", "--orphan", "orphan")
+    git(root, "commit", "-qm", "alone")
+    git(root, "checkout", "-q", "change")
+    done = review(*arguments)
+    assert done.code == 2 and done.out == ""
+    assert reason in done.err and len(done.err.splitlines()) == 1
+
+
+def test_outside_of_a_repository(tmp_path, review, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    write(tmp_path, {"a.py": OLD, "d.diff": "--- /dev/null\n+++ b/a.py\n@@ -0,0 +1,8 @@\n" + "".join(f"+{x}\n" for x in OLD.splitlines())})
+    assert "not a git repository" in review("--base", "main").err
+    assert found(review("--diff", "d.diff").out) == ["a.py:7"]
+
+
+def test_a_diff_of_other_contents(repo, review):
+    root = repo()
+    Path("d.diff").write_text(git(root, "diff", "main", "change"))
+    write(root, {"train.py": "# moved\n" + SECOND["train.py"]})
+    done = review("--diff", "d.diff")
+    assert done.code == 2
+    assert "error: train.py:10: the diff does not fit this file: it was made from other contents" in done.err
+    assert found(done.out) == ["train.py:15"]  # by its cause in model.py
+
+
+# ---------------------------------------------------------------- what is suggested
+
+
+def github_payload(review, *arguments) -> dict:
+    made = json.loads(review("--output-format", "github", *arguments).out)
+    post = API["paths"]["/repos/{owner}/{repo}/pulls/{pull_number}/reviews"]["post"]
+    schema = post["requestBody"]["content"]["application/json"]["schema"]
+    jsonschema.validate(made, schema)
+    assert set(made) <= set(schema["properties"]) and made["body"] and made["event"] == "COMMENT"
+    for comment in made["comments"]:
+        assert set(comment) <= set(schema["properties"]["comments"]["items"]["properties"])
+        assert comment.get("start_line", 0) < comment["line"]
+    return made
+
+
+def click_all(made: dict) -> None:
+    """Apply all suggestions of a GitHub payload to the files."""
+    found = [(c["path"], c.get("start_line", c["line"]), c["line"], c["body"]) for c in made["comments"]]
+    contents = {path: Path(path).read_bytes() for path, *_ in found}
+    for path, data in clicked(contents, found).items():
+        Path(path).write_bytes(data)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {p.name: p.read_bytes() for p in folder.glob("*.py")}
+
+
+def test_suggestions_give_what_apply_gives(repo, review):
+    root = repo()
+    made = github_payload(review, "--base", "main")
+    assert made["commit_id"] == git(root, "rev-parse", "HEAD").strip()
+    before = contents(root)
+    click_all(made)
+    by_click = contents(root)
+    write(root, before)
+    review("train.py", "model.py", command="apply")
+    assert contents(root) == by_click != before
+    assert review("--base", "main").code == 0
+
+
+FIXTURES = Path(__file__).parent.parent / "fixtures"
+
+
+@pytest.mark.parametrize("options", [[], ["--unsafe-fixes"]], ids=["safe", "unsafe"])
+@pytest.mark.parametrize("newline", ["\n", "\r\n"], ids=["lf", "crlf"])
+def test_suggestions_for_many_files(repo, review, options, newline):
+    """Each fixture as a new file, with wide characters, tabs and other line ends around."""
+    names = ["showcase/train.py", *sorted(str(p.relative_to(FIXTURES)) for p in FIXTURES.glob("*/*.py"))[::9]]
+    files = {}
+    for name in names:
+        text = "# é 𝄞\ttab `````\n" + (FIXTURES / name).read_text()
+        files[name.replace("/", "_")] = text.replace("\n", newline).rstrip("\r\n")
+    root = repo({"a.txt": "x"}, files)
+    # More than a review may hold: all of them are wanted here.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(payload, "MOST_COMMENTS", 10_000)
+        made = github_payload(review, "--base", "main", *options)
+    before = contents(root)
+    click_all(made)
+    by_click = contents(root)
+    write(root, before)
+    review(*options, command="apply")
+    assert by_click != before
+    for name, data in contents(root).items():
+        assert by_click[name] == data, name
+
+
+def test_a_fix_beyond_the_diff_is_shown_as_a_diff(repo, review):
+    far = "import torch\nx = torch.ones(2, requires_grad=True)\nh = x * 2\nh.sum().backward()\n" + "\n" * 9
+    repo({"a.py": far}, {"a.py": far + "print(h.grad)\n"})
+    (comment,) = github_payload(review, "--base", "main")["comments"]
+    assert (comment["path"], comment["line"]) == ("a.py", 14)
+    ((kind, diff),) = blocks(comment["body"])
+    assert kind == "diff" and "+h.retain_grad()\n" in diff and "beyond one part of the diff" in comment["body"]
+    Path("d.patch").write_text(diff)
+    git(".", "apply", "d.patch")
+    assert review("--base", "main").code == 0
+
+
+def test_an_unsafe_fix_is_a_suggestion_only_when_asked_for(repo, review):
+    unsafe = "import torch\nw = torch.zeros(2)\n(w * 2).sum().backward()\nprint(w.grad.norm())\n"
+    repo({"a.py": "x = 1\n"}, {"a.py": unsafe})
+    bodies = [c["body"] for c in github_payload(review, "--base", "main")["comments"]]
+    asked = [c["body"] for c in github_payload(review, "--base", "main", "--unsafe-fixes")["comments"]]
+    assert bodies and "check that this is what you mean" in bodies[0]
+    assert {k for b in bodies for k, _ in blocks(b)} == {"diff"}
+    assert {k for b in asked for k, _ in blocks(b)} == {"suggestion"}
+
+
+def test_a_cause_elsewhere_is_where_the_comment_stands(repo, review):
+    """The finding's own line is not in the diff: the comment stands at the changed line that caused it."""
+    repo(FIRST, {"model.py": SECOND["model.py"]})
+    (comment,) = github_payload(review, "--base", "main")["comments"]
+    assert (comment["path"], comment["line"]) == ("model.py", 7)
+    assert "It shows in `train.py:13`" in comment["body"]
+
+
+def test_at_most_thirty_comments(repo, review):
+    lines = "".join(f"w{i} = torch.tensor([1, {i}], requires_grad=True)\n\n" for i in range(34))
+    repo({"a.py": "x = 1\n"}, {"a.py": "import torch\n" + lines})
+    made = github_payload(review, "--base", "main")
+    assert len(made["comments"]) == 30
+    assert made["body"].count("- `a.py:") == 4 and "introduces 34 findings" in made["body"]
+    marks = [payload.marked(t) for t in [made["body"], *(c["body"] for c in made["comments"])]]
+    assert len(set().union(*marks)) == 34
+
+
+def test_gitlab_format(repo, review):
+    root = repo()
+    made = json.loads(review("--base", "main", "--output-format", "gitlab").out)
+    (discussion,) = made["discussions"]
+    assert discussion["position"] == {
+        "position_type": "text", "old_path": "train.py", "new_path": "train.py", "old_line": 12, "new_line": 12,
+        "base_sha": git(root, "rev-parse", "main").strip(), "start_sha": git(root, "rev-parse", "main").strip(),
+        "head_sha": git(root, "rev-parse", "change").strip(),
+    }  # fmt: skip
+    assert "```suggestion:-0+0\nout.retain_grad()\ngain.retain_grad()\nloss.backward()\n```" in discussion["body"]
+    assert made["note"] is None
+
+
+# ------------------------------------------------------------------------- Markdown
+
+
+@given(st.text(alphabet="`~ab\n ", max_size=60))
+def test_a_fence_holds_what_is_put_in(text):
+    text += "\n"
+    assert blocks(payload.fence(text, "diff")) == [("diff", text)]
+
+
+@given(st.text(alphabet="`@<a>_*&[]()!#~|\\ ", max_size=40))
+def test_prose_says_what_it_is_given_and_no_more(text):
+    shown = MarkdownIt("commonmark").parseInline(payload.prose(text))
+    tokens = shown[0].children if shown else []
+    assert {t.type for t in tokens} <= {"text", "code_inline", "text_special"}
+    said = "".join(f"`{t.content}`" if t.type == "code_inline" else t.content for t in tokens)
+    assert said.replace("@\u200b", "@").replace(" ", "") == text.replace(" ", "")
+    assert not re.search(r"@\w", "".join(t.content for t in tokens if t.type == "text"))
+
+
+def test_prose_keeps_code():
+    assert payload.prose("`p.grad` may be `None` in a_b") == "`p.grad` may be `None` in a\\_b"
+    assert payload.prose("one ` and @you") == "one \\` and @\u200byou"
+
+
+def test_long_bodies_are_cut(repo, review):
+    body = "import torch\nx = torch.ones(2, requires_grad=True)\nh = x * 2\nlong = '" + "x" * 70_000 + "'\n"
+    repo({"a.py": "x = 1\n"}, {"a.py": body + "h.sum().backward(); long2 = '" + "y" * 70_000 + "'\nprint(h.grad)\n"})
+    (comment,) = github_payload(review, "--base", "main")["comments"]
+    assert len(comment["body"]) <= 60_000 and payload.marked(comment["body"])
+
+
+LINE = st.text(alphabet="ab `\té𝄞", max_size=4)
+
+
+@settings(deadline=None)
+@given(st.lists(LINE, min_size=1, max_size=8), st.lists(LINE, max_size=8), st.sampled_from(["\n", "\r\n"]), st.booleans())
+def test_any_change_as_suggestions(old, new, newline, ends):
+    """Groups of line changes, made suggestions and clicked, give the new text."""
+    from gradfix.preview import changes as line_changes
+
+    before = [line + newline for line in old]
+    after = [line + newline for line in new]
+    if not ends:
+        before[-1] = before[-1].removesuffix(newline)
+        if after:
+            after[-1] = after[-1].removesuffix(newline)
+    if not before[-1] or after and not after[-1]:
+        return
+    out = list(before)
+    groups = [comments._Group([], [c]) for c in line_changes(before, after)]
+    for group in groups:
+        group.measure(len(before))
+    for group in sorted(comments._merged(groups, len(before)), key=lambda g: -g.start):
+        text = [line.rstrip("\r\n") for line in comments._replaced(before, group)]
+        out = comments.applied(out, group.start + 1, group.end + 1, text)
+    assert "".join(out) == "".join(after) or not ends
+
+
+# -------------------------------------------------------------------------- posting
+
+
+@pytest.fixture
+def no_waiting(monkeypatch):
+    waits = []
+    monkeypatch.setattr(posting, "pause", waits.append)
+    return waits
+
+
+@pytest.fixture
+def github(repo, monkeypatch, no_waiting):
+    made = []
+
+    def start(*arguments, **more):
+        server = GitHub(repo(*arguments, **more), "main", "change")
+        event = Path(os.environ.get("TMPDIR", "/tmp")) / f"event-{os.getpid()}.json"
+        event.write_text(json.dumps({"pull_request": {"number": 7}}))
+        environment = {"GITHUB_TOKEN": "secret", "GITHUB_REPOSITORY": "o/r", "GITHUB_API_URL": server.url, "GITHUB_EVENT_PATH": str(event)}
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        made.append((server, event))
+        return server
+
+    yield start
+    for server, event in made:
+        server.close()
+        event.unlink()
+
+
+def test_github_post(github, review):
+    server = github()
+    done = review("--base", "main", "--post", "github")
+    assert done.code == 1 and done.out == "" and "Posted 1 comment." in done.err
+    assert len(server.reviews) == 1 and len(server.posted) == 1
+    before = contents(server.folder)
+    click_all({"comments": server.posted})
+    by_click = contents(server.folder)
+    write(server.folder, before)
+    review("train.py", "model.py", command="apply")
+    assert contents(server.folder) == by_click != before
+
+
+def test_github_needs_no_history(github, review):
+    """Without --base, the diff is GitHub's own."""
+    server = github()
+    assert review("--post", "github").code == 1
+    assert [(c["path"], c["line"]) for c in server.posted] == [("train.py", 12)]
+
+
+def test_github_posts_once(github, review):
+    server = github()
+    review("--base", "main", "--post", "github")
+    done = review("--base", "main", "--post", "github")
+    assert "Posted nothing: all of it is there already." in done.err and len(server.reviews) == 1
+    # A push that moves the lines is no news either.
+    write(server.folder, {"train.py": SECOND["train.py"].replace("x = ", "\n\n\nx = ")})
+    git(server.folder, "commit", "-qam", "third")
+    server.head = git(server.folder, "rev-parse", "HEAD").strip()
+    review("--base", "main", "--post", "github")
+    assert len(server.reviews) == 1
+
+
+def test_github_posts_what_is_new(github, review):
+    server = github()
+    review("--base", "main", "--post", "github")
+    write(server.folder, {"new.py": OLD})
+    git(server.folder, "add", "-A")
+    git(server.folder, "commit", "-qm", "third")
+    server.head = git(server.folder, "rev-parse", "HEAD").strip()
+    assert "Posted 1 comment." in review("--base", "main", "--post", "github").err
+    assert [c["path"] for c in server.posted] == ["train.py", "new.py"]
+    assert "1 new finding" in server.reviews[1]["body"]
+
+
+def test_github_posts_nothing_without_findings(github, review):
+    server = github({"a.py": "x = 1\n"}, {"a.py": "x = 2\n"})
+    done = review("--base", "main", "--post", "github")
+    assert done.code == 0 and not server.reviews and "Posted nothing: no findings." in done.err
+
+
+LIMITS = [
+    Fault("POST", 403, "You have exceeded a secondary rate limit.", {"Retry-After": "7"}),
+    Fault("POST", 403, "You have exceeded a secondary rate limit. Please wait a few minutes before you try again."),
+    Fault("POST", 429, "Too many requests", {"Retry-After": "7"}),
+    Fault("POST", 403, "API rate limit exceeded for installation.", {"X-RateLimit-Remaining": "0", "X-RateLimit-Reset": "1"}),
+]
+
+
+@pytest.mark.parametrize("fault, wait", [*zip(LIMITS, [7, 60, 7, 1])], ids=["secondary", "unsaid", "429", "primary"])
+def test_github_limits_are_waited_for(github, review, no_waiting, fault, wait):
+    server = github()
+    server.faults = [fault]
+    assert "Posted 1 comment." in review("--base", "main", "--post", "github").err
+    assert len(server.reviews) == 1 and no_waiting == [wait]
+
+
+def test_github_a_long_wait_is_not_waited_for(github, review, no_waiting):
+    server = github()
+    server.faults = [Fault("POST", 403, "You have exceeded a secondary rate limit.", {"Retry-After": "3600"})]
+    done = review("--base", "main", "--post", "github")
+    assert done.code == 1 and not server.reviews and no_waiting == []
+    assert "nothing was posted" in done.err and "3600 seconds" in done.err and "::error " in done.out
+
+
+@pytest.mark.parametrize("works", [False, True], ids=["failed", "done"])
+@pytest.mark.parametrize("status", [500, 502, 503, 0], ids=str)
+def test_github_failures_post_nothing_twice(github, review, status, works):
+    server = github()
+    server.faults = [Fault("POST", status, works=works), Fault("GET", 503)]
+    done = review("--base", "main", "--post", "github")
+    assert "Posted 1 comment." in done.err
+    assert len(server.reviews) == 1 and len(server.posted) == 1
+    assert sum(r == ("POST", "/repos/o/r/pulls/7/reviews") for r in server.requests) == (1 if works else 2)
+
+
+def test_github_that_stays_down(github, review):
+    server = github()
+    server.faults = [Fault("POST", 502) for _ in range(9)]
+    done = review("--base", "main", "--post", "github")
+    assert done.code == 1 and "nothing was posted: GitHub: Server Error (status 502) (tried 5 times)" in done.err
+    assert done.out.count("::error ") == 2
+
+
+def test_github_read_only_token_falls_back_to_annotations(github, review):
+    server = github()
+    server.may_write = False
+    done = review("--base", "main", "--post", "github")
+    assert done.code == 1 and not server.reviews
+    assert "Resource not accessible by integration (status 403)" in done.err
+    lines = [line for line in done.out.splitlines() if line.startswith("::error ")]
+    assert len(lines) == 2 and "file=train.py,line=13" in lines[0] and "GF101" in lines[0]
+
+
+def test_github_wrong_token(github, review, monkeypatch):
+    github()
+    monkeypatch.setenv("GITHUB_TOKEN", "wrong")
+    done = review("--base", "main", "--post", "github")
+    assert done.code == 1 and "Bad credentials" in done.err and "::error " in done.out
+    done = review("--post", "github")
+    assert done.code == 2 and "the change can't be had: GitHub: Bad credentials" in done.err
+
+
+def test_github_refusal_of_a_review(github, review, monkeypatch):
+    """Should GitHub refuse a line after all, the findings are not lost."""
+    server = github()
+    monkeypatch.setattr(payload, "github_comment", lambda *_: {"path": "train.py", "body": "x", "line": 9999, "side": "RIGHT"})
+    done = review("--base", "main", "--post", "github")
+    assert "must be part of the diff (status 422)" in done.err and "::error " in done.out and not server.reviews
+
+
+def test_github_checkout_of_another_commit(github, review):
+    """Where the files are not those under review, no comment lands on a wrong line."""
+    server = github()
+    write(server.folder, {"train.py": "# merged\n" + SECOND["train.py"]})
+    git(server.folder, "commit", "-qam", "merge")
+    done = review("--base", "main", "--post", "github")
+    assert "train.py: the checked-out file is not the one under review" in done.err
+    assert [c["path"] for c in server.posted] == ["model.py"]
+    assert "- `train.py:14` **GF101" in server.reviews[0]["body"]
+
+
+def test_github_pull_request_of_a_workflow_run(github, review, monkeypatch):
+    server = github()
+    run_event = {"head_sha": server.head, "head_branch": "change", "head_repository": {"owner": {"login": "fork"}}}
+    Path(os.environ["GITHUB_EVENT_PATH"]).write_text(json.dumps({"workflow_run": run_event}))
+    assert "Posted 1 comment." in review("--post", "github").err
+    run_event["head_sha"] = "0" * 40
+    Path(os.environ["GITHUB_EVENT_PATH"]).write_text(json.dumps({"workflow_run": run_event}))
+    assert "no open pull request has commit" in review("--post", "github").err
+    assert len(server.reviews) == 1
+
+
+def test_github_ref_and_number(github, review, monkeypatch):
+    server = github()
+    monkeypatch.delenv("GITHUB_EVENT_PATH_", raising=False)
+    Path(os.environ["GITHUB_EVENT_PATH"]).write_text("{}")
+    assert "give its number by --pull-request" in review("--base", "main", "--post", "github").err
+    monkeypatch.setenv("GITHUB_REF", "refs/pull/7/merge")
+    assert "Posted 1 comment." in review("--base", "main", "--post", "github").err
+    monkeypatch.delenv("GITHUB_REF")
+    assert "all of it is there" in review("--base", "main", "--post", "github", "--pull-request", "7").err
+    assert "Not Found (status 404)" in review("--base", "main", "--post", "github", "--pull-request", "8").err
+    assert len(server.reviews) == 1
+
+
+@pytest.mark.parametrize("bot", [True, False], ids=["bot", "user"])
+def test_github_outdated_comments(github, review, bot):
+    server = github()
+    server.is_bot = bot
+    stale = "gone\n\n<!-- gradfix: 0123456789abcdef -->"
+    person = {"login": "someone", "id": 9, "type": "User"}
+    mine = server.add(stale)
+    server.add(stale, user=person)
+    answered = server.add(stale + "\n")
+    server.add("I disagree", user=person, in_reply_to_id=answered["id"])
+    server.add("no mark")
+    review("--base", "main", "--post", "github")
+    assert len(server.comments) == 6
+    done = review("--base", "main", "--post", "github", "--outdated", "remove")
+    assert "Removed 1 outdated comment." in done.err
+    assert len(server.comments) == 5 and mine not in server.comments
+
+
+# -------------------------------------------------------- a payload of another job
+
+
+def test_github_stored_payload(github, review):
+    server = github()
+    review("--base", "main", "--output-format", "github", "-o", "review.json")
+    done = review("--post", "github", "--from", "review.json")
+    assert done.code == 0 and done.err == "Posted 1 comment.\n" and len(server.posted) == 1
+    assert "all of it is there already" in review("--post", "github", "--from", "review.json").err
+    assert len(server.reviews) == 1
+
+
+@pytest.mark.parametrize(
+    "change, reason",
+    [
+        ({"event": "APPROVE"}, "event"),
+        ({"extra": 1}, "extra"),
+        ({"comments": [{"path": "train.py", "body": "x", "line": 0, "side": "RIGHT"}]}, "line"),
+        ({"comments": [{"path": "train.py", "body": "x", "line": 12, "side": "RIGHT"}] * 31}, "comments"),
+        ({"body": "x" * 70_000}, "body"),
+        ({"commit_id": "f" * 40}, "the review is of commit"),
+    ],
+    ids=str,
+)
+def test_a_stored_payload_is_read_as_a_stranger_s(github, review, change, reason):
+    server = github()
+    made = github_payload(review, "--base", "main")
+    Path("review.json").write_text(json.dumps({**made, **change}))
+    assert reason in review("--post", "github", "--from", "review.json").err
+    assert not server.reviews
+
+
+def test_a_stored_comment_beyond_the_diff_is_left_out(github, review):
+    server = github()
+    made = github_payload(review, "--base", "main")
+    for line, path in [(9999, "train.py"), (1, "old.py")]:
+        made["comments"].append({**made["comments"][0], "line": line, "path": path})
+    Path("review.json").write_text(json.dumps(made))
+    assert "Posted 1 comment." in review("--post", "github", "--from", "review.json").err
+    assert len(server.posted) == 1
+
+
+# --------------------------------------------------------------------------- GitLab
+
+
+@pytest.fixture
+def gitlab(repo, monkeypatch, no_waiting):
+    made = []
+
+    def start(*arguments, **more):
+        server = GitLab(repo(*arguments, **more), "main", "change")
+        environment = {"GITLAB_TOKEN": "secret", "CI_SERVER_URL": server.url, "CI_PROJECT_ID": "5", "CI_MERGE_REQUEST_IID": "7"}
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        made.append(server)
+        return server
+
+    yield start
+    for server in made:
+        server.close()
+
+
+def test_gitlab_post(gitlab, review):
+    server = gitlab()
+    done = review("--base", "main", "--post", "gitlab")
+    assert done.code == 1 and "Posted 1 comment." in done.err
+    (note,) = server.posted
+    before = contents(server.folder)
+    place = note["position"]
+    after = clicked(before, [(place["new_path"], place["new_line"], place["new_line"], note["body"])])
+    review("train.py", "model.py", command="apply")
+    assert contents(server.folder) == after != before
+
+
+def test_gitlab_added_lines_and_renames(gitlab, review):
+    server = gitlab({"a.py": OLD + "\n" * 30}, {"b.py": OLD.replace("requires_grad=True)", "requires_grad=True) * 2") + "\n" * 30}, removed=["a.py"])
+    assert "Posted" in review("--post", "gitlab").err
+    assert server.posted[0]["position"]["old_path"] == "a.py" and "old_line" not in server.posted[0]["position"]
+
+
+def test_gitlab_posts_once_and_the_rest_in_a_note(gitlab, review):
+    lines = "".join(f"w{i} = torch.tensor([1, {i}], requires_grad=True)\n\n" for i in range(32))
+    server = gitlab({"a.py": "x = 1\n"}, {"a.py": "import torch\n" + lines})
+    for _ in range(2):
+        review("--post", "gitlab")
+        assert len(server.discussions) == 31 and server.posted[-1]["body"].count("- `a.py:") == 2
+
+
+@pytest.mark.parametrize("works", [False, True], ids=["failed", "done"])
+@pytest.mark.parametrize("status", [500, 0], ids=str)
+def test_gitlab_failures_post_nothing_twice(gitlab, review, status, works):
+    server = gitlab()
+    server.faults = [Fault("POST", status, works=works), Fault("GET", 502)]
+    assert "Posted 1 comment." in review("--base", "main", "--post", "gitlab").err
+    assert len(server.discussions) == 1
+
+
+def test_gitlab_limits_are_waited_for(gitlab, review, monkeypatch):
+    waits = []
+    monkeypatch.setattr("gitlab.utils.time.sleep", waits.append)
+    server = gitlab()
+    server.faults = [Fault("POST", 429, "Retry later", {"Retry-After": "7"})]
+    assert "Posted 1 comment." in review("--base", "main", "--post", "gitlab").err
+    assert waits == [7] and len(server.discussions) == 1
+
+
+def test_gitlab_token_that_may_not_write(gitlab, review):
+    server = gitlab()
+    server.may_write = False
+    done = review("--base", "main", "--post", "gitlab")
+    assert done.code == 1 and "403 Forbidden" in done.err and found(done.out) == ["train.py:13", "train.py:14"]
+    assert not server.discussions
+
+
+def test_gitlab_outdated_threads(gitlab, review):
+    server = gitlab()
+    stale = "gone\n\n<!-- gradfix: 0123456789abcdef -->"
+    mine = server.add(stale, position={})
+    theirs = server.add(stale, author={"id": 4}, position={})
+    done = review("--base", "main", "--post", "gitlab", "--outdated", "remove")
+    assert "Removed 1 outdated comment." in done.err
+    assert mine["notes"][0].get("resolved") and not theirs["notes"][0].get("resolved")
+
+
+def test_gitlab_stored_payload(gitlab, review):
+    server = gitlab()
+    review("--base", "main", "--output-format", "gitlab", "-o", "review.json")
+    for _ in range(2):
+        assert review("--post", "gitlab", "--from", "review.json").code == 0
+        assert len(server.discussions) == 1
+
+
+# ------------------------------------------------------------------ the servers
+
+
+def test_the_github_server_refuses(github):
+    """What the tests above lean on: the server does refuse what GitHub refuses."""
+    server = github()
+
+    def status(comments=(), **review):
+        data = {"event": "COMMENT", "body": "x", "comments": list(comments), **review}
+        headers = {"Authorization": "Bearer secret"}
+        return server.answer("POST", "/repos/o/r/pulls/7/reviews", {}, headers, json.dumps(data).encode()).status
+
+    line = {"path": "train.py", "body": "x", "side": "RIGHT", "line": 12}
+    assert status([line]) == 200
+    assert status([{**line, "start_side": "RIGHT", "start_line": 11}]) == 200
+    assert status([{**line, "start_side": "RIGHT", "start_line": 12}]) == 422
+    assert status([{**line, "start_side": "RIGHT", "start_line": 2}]) == 422
+    assert status([{**line, "line": 2}]) == 422
+    assert status([{**line, "path": "old.py"}]) == 422
+    assert status([{**line, "body": ""}]) == 422
+    assert status([{"path": "train.py", "line": 12}]) == 422
+    assert status(body="") == 422
+    assert status(event="NOD") == 422
+    assert status(commit_id="0" * 40) == 422
+    assert len(server.reviews) == 2
