@@ -76,7 +76,7 @@ def main() -> None:
         options.cluster = cluster
         lines, kills, done, began = [], [], False, time.monotonic()
         while not done:
-            after = draw.uniform(0.05, 2 * whole / options.kills) if len(kills) < options.kills else None
+            after = draw.uniform(0.05, 1.5 * whole / options.kills) if len(kills) < options.kills else None
             before = len(lines)
             done = finish(start(folder, folder / "a.sqlite", repos, options), lines, after)
             if not done:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import html
 import json
 import os
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -199,14 +200,18 @@ def as_markdown(records: Sequence[Record]) -> str:
     if len(records) > 1:
         out += ["", "| repository | fixes | left | problems | result |", "| --- | ---: | ---: | ---: | --- |"]
         rows = [f"| {escaped(r.name)} | {r.fixed} | {len(r.left)} | {len(r.problems)} | {escaped(result(r))} |" for r in records]
-        out += fitting(rows, MARKDOWN_LIMIT // 2, "| … {} more, in the report | | | | |")
-    sections: list[str] = []
-    for r in records:
-        lines = markdown_details(r)
-        if lines:
-            sections.append("\n".join(["", f"<details><summary><b>{escaped(r.name)}</b></summary>", "", *lines, "", "</details>"]))
-    out += fitting(sections, MARKDOWN_LIMIT - sum(len(line) + 1 for line in out), "\n… {} more repositories in the report")
+        out += fitting(rows, len(rows), MARKDOWN_LIMIT // 2, "| … {} more, in the report | | | | |")
+    told = [r for r in records if has_details(r)]
+    sections = ("\n".join(["", summary_line(r), "", *markdown_details(r), "", "</details>"]) for r in told)
+    room = MARKDOWN_LIMIT - sum(len(line) + 1 for line in out)
+    out += fitting(sections, len(told), room, "\n… {} more repositories in the report")
     return "\n".join(out).rstrip() + "\n"
+
+
+def summary_line(r: Record) -> str:
+    """HTML, in which Markdown's escapes mean nothing."""
+    name = html.escape(printable(r.name)).replace("@", "@\u200b")
+    return f"<details><summary><b>{name}</b>: {status(r)}</summary>"
 
 
 def markdown_details(r: Record) -> list[str]:
@@ -219,18 +224,20 @@ def markdown_details(r: Record) -> list[str]:
     for c in r.dropped:
         lines.append(f"- left out: {c.rule} ({c.code}), {c.verdict}")
     for v in r.verifications:
-        lines.append(f"- `{printable(v.command).replace('`', chr(39))}`: {v.verdict}; {escaped(v.reason)}")
-    lines += fitting([f"- {place(p)}: {escaped(p.message)}" for p in r.problems], 3000, "- … {} more problems")
-    return lines
+        lines.append(f"- {v.verdict}: `{printable(v.command).replace('`', chr(39))}`: {escaped(v.reason)}")
+    lines += [f"- {escaped(note)}" for note in r.notes]
+    problems = (f"- {place(p)}: {escaped(p.message)}" for p in r.problems)
+    lines += fitting(problems, len(r.problems), 3000, "- … {} more problems")
+    return lines or ["Nothing changed."]
 
 
-def fitting(rows: list[str], room: int, rest: str) -> list[str]:
-    """As many of `rows` as there is room for, and a line that counts the others."""
+def fitting(rows: Iterable[str], number: int, room: int, rest: str) -> list[str]:
+    """As many of the `number` rows as there is room for, and a line that counts the others."""
     kept: list[str] = []
     for row in rows:
         room -= len(row) + 1
-        if room < len(rest) and len(kept) < len(rows):
-            return [*kept, rest.format(len(rows) - len(kept))]
+        if room < len(rest):
+            return [*kept, rest.format(number - len(kept))]
         kept.append(row)
     return kept
 
