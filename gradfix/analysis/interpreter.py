@@ -161,6 +161,12 @@ def join_objects(a, b):
     if a.emptied != b.emptied:
         new.emptied = None
     new.dead = a.dead | b.dead
+    new.added = a.added | b.added
+    if a.numeric != b.numeric:
+        new.numeric = (a.numeric or frozenset()) | (b.numeric or frozenset())
+    if a.linear != b.linear:
+        new.linear = None if a.linear is None or b.linear is None else tuple(dict.fromkeys(a.linear + b.linear))
+    new.frozen = a.frozen or b.frozen
     for name, value in b.attrs.items():
         new.attrs[name] = join_values(new.attrs[name], value) if name in new.attrs else value
     if a.items is not b.items and a.kind in ("list", "tuple", "iter", "optimizer"):
@@ -201,6 +207,14 @@ class Interpreter(tm.TorchModel):
         self.rebindings: list = []
         self.optimizers: list = []
         self.cut_reach: list = []
+        self.terms: list = []
+        self.pending: list = []
+        self.stepped: set = set()
+        self.wanted: set = set()
+        self.cut_seen: set = set()
+        self.hiding: list = []
+        self.switches: list = []
+        self.global_switch = None
         self.derived: dict = {}
         self.trained: set = set()
         self.zeroed: set = set()
@@ -438,18 +452,25 @@ class Interpreter(tm.TorchModel):
         self.st = join_states(after_true, self.st)
 
     def do_With(self, s):
-        saved = self.st.mode
+        saved, switches, returned = self.st.mode, len(self.switches), len(self.returns[-1]) if self.returns else 0
         for item in s.items:
             value = self.eval(item.context_expr)
             mode = self.grad_mode_of(item.context_expr, value)
             if mode != "same":
                 self.st.mode = mode
+                self.switches.append((self.st.frame.module, s, item.context_expr, len(self.statements)))
             if item.optional_vars is not None:
                 known = self.obj(value)
                 self.assign(item.optional_vars, value if known is not None and known.kind == "opaque" else UNKNOWN, item.context_expr, s)
-        self.block(s.body)
-        if self.st is not None:
-            self.st.mode = saved
+        try:
+            self.block(s.body)
+        finally:
+            del self.switches[switches:]
+        left = [self.st, *(st for _, st in (self.returns[-1][returned:] if self.returns else ()))]
+        left += [st for breaks, continues, *_ in self.loops for st in [*breaks, *continues]]
+        for st in left:  # however the block is left, the mode is what it was
+            if st is not None:
+                st.mode = saved
 
     do_AsyncWith = do_With
 
@@ -1087,11 +1108,12 @@ class Interpreter(tm.TorchModel):
 
     def run_body(self, fn, frame):
         self.visited.add((fn.module.path, fn.node.lineno, fn.node.col_offset))
-        saved_mode, saved_loops = self.st.mode, self.loops
+        saved_mode, saved_loops, switches, decorated = self.st.mode, self.loops, len(self.switches), False
         for decorator in getattr(fn.node, "decorator_list", ()):
             mode = self.decorator_mode(decorator)
             if mode != "same":
-                self.st.mode = mode
+                self.st.mode, decorated = mode, True
+                self.switches.append((fn.module, fn.node, decorator, None))
         self.st.frame = frame
         self.loops = []
         self.depth += 1
@@ -1121,7 +1143,6 @@ class Interpreter(tm.TorchModel):
                 raise Unreachable
             self.st = st
             self.st.frame = self.st.frame.parent
-            self.st.mode = saved_mode
             return value if value is not None else Const(None)
         finally:
             self.loops = saved_loops
@@ -1129,7 +1150,8 @@ class Interpreter(tm.TorchModel):
             self.stack.pop()
             self.returns.pop()
             self.yields.pop()
-            if self.st is not None:
+            del self.switches[switches:]
+            if self.st is not None and decorated:  # what `set_grad_enabled(False)` did stays when a function returns
                 self.st.mode = saved_mode
 
     # ------------------------------------------------------------------ facts

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 
 from gradfix.analysis import operations
+from gradfix.analysis.cuts import SOFT, Cuts, capped
 from gradfix.analysis.values import (
     PLAIN, UNKNOWN, Bound, Class, Const, Cut, External, Function, ModuleValue, Multi, Number, Obj, Ref, join_values, values_of,
 )
@@ -12,6 +13,9 @@ from gradfix.analysis.values import (
 # Factories that are Python functions or classes, and so not in the table of operations.
 FACTORIES = {"tensor", "Tensor", "FloatTensor", "DoubleTensor", "LongTensor", "IntTensor", "as_tensor", "asarray", "from_numpy", "normal",
              "multinomial", "bernoulli"}
+# Of one tensor, these keep its history; of a list of tensors, they copy values, as the others do.
+KEEPING = {"as_tensor", "from_numpy", "Tensor", "asarray", "FloatTensor", "DoubleTensor"}
+REWRAPPING = {"tensor", "as_tensor", "asarray", "Tensor", "FloatTensor", "DoubleTensor", "LongTensor", "IntTensor", "full"}
 INTEGER_FACTORIES = {"randint", "randperm", "LongTensor", "IntTensor", "multinomial"}
 CONVERSIONS = {"to", "cuda", "cpu", "float", "double", "half", "bfloat16", "type", "type_as", "clone", "contiguous"}
 DEVICE_MOVES = {"cuda", "to", "cpu", "double", "half", "float", "bfloat16", "type"}
@@ -19,7 +23,8 @@ CUTS = {"detach", "data", "numpy", "item", "tolist"}
 INTEGER_CASTS = {"long", "int", "bool", "short", "char", "byte"}
 NUMBERS = {"size", "dim", "numel", "ndim", "shape", "dtype", "device", "is_leaf", "requires_grad", "nelement", "stride", "is_cuda",
            "element_size", "data_ptr", "get_device", "is_contiguous", "names", "layout", "grad_fn", "retains_grad", "__len__"}
-LINEAR = {"mean", "sum", "neg", "view", "reshape", "squeeze", "unsqueeze", "clone", "to", "float", "double", "add", "sub"}
+LINEAR = {"mean", "sum", "neg", "view", "reshape", "squeeze", "unsqueeze", "clone", "to", "float", "double", "add", "sub", "stack", "cat", "nansum",
+          "flatten", "contiguous", "cpu", "cuda", "nanmean", "hstack", "vstack", "concat"}
 NO_PARAMETERS = {
     "ReLU", "Tanh", "Sigmoid", "GELU", "SiLU", "Softmax", "LogSoftmax", "Dropout", "Flatten", "Identity", "MSELoss", "L1Loss",
     "CrossEntropyLoss", "NLLLoss", "BCELoss", "BCEWithLogitsLoss", "SmoothL1Loss", "HuberLoss", "KLDivLoss", "MaxPool2d", "AvgPool2d",
@@ -57,7 +62,7 @@ def _distance(a, b):
     return row[-1]
 
 
-class TorchModel:
+class TorchModel(Cuts):
     # ------------------------------------------------------------- tensors
     def tensor(self, node, ins=(), rg=None, leaf=None, **kw):
         kw.setdefault("grad", "none" if leaf or leaf is False else "unknown")
@@ -80,45 +85,52 @@ class TorchModel:
                     out.append(part)
         return out
 
-    def operation(self, node, values, name="", linear=False, view=None, partial=False):
-        """The result of a torch operation: recorded where grad mode is on and an operand requires grad."""
+    def operation(self, node, values, name="", linear=False, view=None, partial=False, additive=None):
+        """The result of a torch operation: recorded where grad mode is on and an operand requires grad.
+
+        `linear`: it is the sum of its operands (of `additive` alone, where that is given) up to plain factors.
+        """
         parts = self.operands(values)
-        rgs, ins, dead, cut_ins = [], [], frozenset(), []
+        rgs, ins, numbers = [], [], set()
         for part in parts:
             if isinstance(part, Number):
-                cut_ins.extend(part.cuts)
+                numbers |= part.cuts
                 continue
             obj = self.obj(part)
             if obj.kind in ("tensor", "opaque", "module", "instance"):
                 rgs.append(obj.rg if obj.kind in ("tensor", "opaque") else None)
                 ins.append(part.oid)
-                dead |= obj.dead
         table = operations.lookup(name) if name else None
         if partial:  # an operand that we know nothing of may be a tensor, too
             rgs.append(None)
         if name in INTEGER_CASTS or table is not None and table.cut == "integer":
-            return self.tensor(node, ins, rg=False, leaf=True, dtype="int", dead=frozenset(), computed=True)
+            return self.tensor(node, ins, rg=False, leaf=True, dtype="int", dead=self.leaving(node, parts, "op", name), computed=True)
         if self.st.mode is False:
             rg = False
         elif self.st.mode is None:
             rg = None if any(r is not False for r in rgs) else False
         else:
             rg = True if True in rgs else (False if all(r is False for r in rgs) else None)
-        if not linear:
-            dead = frozenset()
         lost = None
         live = [i for i in ins if self.st.heap[i].rg]
         if len(live) == 1:
             source = self.st.heap[live[0]]
             lost = live[0] if source.leaf else source.lost
-        ref = self.tensor(node, tuple(ins), rg=rg, leaf=None if rg is None else not rg, dead=dead, lost=lost,
-                          view=view, conversion=name if name in CONVERSIONS else None, computed=True, partial=partial)
+        dead = self.leaving(node, parts, "no-grad") if rg is False else frozenset()
+        if not linear and rg is not False and len([i for i in ins if self.st.heap[i].rg is not False or self.st.heap[i].dead]) == 1 and name in ("mul", "div", "matmul"):
+            linear, additive = True, tuple(i for i in ins if self.st.heap[i].rg is not False)
+        ref = self.tensor(node, tuple(ins), rg=rg, leaf=None if rg is None else not rg, dead=dead, lost=lost, view=view,
+                          conversion=name if name in CONVERSIONS else None, computed=True, partial=partial)
         obj = self.st.heap[ref.oid]
-        if cut_ins:
-            obj.numeric = frozenset(cut_ins)
-        if not live and all(r is not None for r in rgs):
-            # Nothing of it is recorded: whatever it depends on, it depends on through cuts only.
-            obj.dead = frozenset(cut_ins).union(*(self.st.heap[i].dead for i in ins))
+        if linear:
+            obj.linear = tuple(ins) if additive is None else additive
+        if numbers and rg is not False:
+            obj.numeric = capped(numbers)
+        if table is not None and rg is not False and ins:
+            if table.zero_gradient:
+                obj.flat = self.cut(node, "op", ref.oid, name)
+            elif table.cut == "raises":
+                obj.raises = (self.statements[-1], node, name)
         obj.grads = self.grad_sources(values) or None
         return ref
 
@@ -128,8 +140,8 @@ class TorchModel:
         if isinstance(rg, bool) and rg and self.st.mode is None:
             pass
         dtype = self.dtype_of(name, args, kwargs)
-        cuts = frozenset(c for v in self.operands(args) if isinstance(v, Number) for c in v.cuts)
-        if name in ("as_tensor", "from_numpy", "Tensor", "asarray") and args and self.obj(args[0]) is not None and self.obj(args[0]).kind in ("tensor", "opaque"):
+        cuts = self.rewrapped(node, name, args)
+        if name in KEEPING and args and self.obj(args[0]) is not None and self.obj(args[0]).kind in ("tensor", "opaque"):
             return self.operation(node, [args[0]], "as_tensor")
         ref = self.tensor(node, (), rg=rg, leaf=True, dtype=dtype, dead=cuts)
         if dtype == "int" and rg:
@@ -138,6 +150,16 @@ class TorchModel:
             self.fact("integer-requires-grad", node, False)
         self.keyword_typos(node, ref)
         return ref
+
+    def rewrapped(self, node, name, args):
+        """The cuts of what a factory makes of numbers and of graph tensors: it copies their values."""
+        values = args[:1] if name not in ("full", "arange", "linspace") else args
+        parts = self.operands(values)
+        flags = tuple(isinstance(p, Ref) for p in self.flat(values))
+        op = ("list" if values and self.obj(values[0]) is not None and self.obj(values[0]).kind in ("list", "tuple", "iter") else "tensor", flags)
+        if name.endswith("_like") or name not in REWRAPPING and name not in FACTORIES:
+            parts = [p for p in parts if isinstance(p, Number)]
+        return self.leaving(node, parts, "rewrap", op)
 
     def keyword_typos(self, node, ref):
         for k in node.keywords:
@@ -311,11 +333,7 @@ class TorchModel:
 
     def cut_tensor(self, value, node, kind):
         obj = self.obj(value)
-        dead = obj.dead
-        if obj.rg is not False and self.statements:
-            module, stmt = self.statements[-1]
-            dead = frozenset([Cut(module.path, module.span(node), kind, value.oid, module.span(stmt))])
-        return self.tensor(node, (), rg=False, leaf=True, dtype=obj.dtype, grads=obj.grads, dead=dead)
+        return self.tensor(node, (), rg=False, leaf=True, dtype=obj.dtype, grads=obj.grads, dead=self.leaving(node, [value], kind))
 
     # ----------------------------------------------------------- operators
     def on_BinOp(self, node):
@@ -356,10 +374,11 @@ class TorchModel:
                 return Number(cuts)
             return self.grad_arithmetic(node, sides)
         linear = additive or (scale and len(tensors) == 1)
-        result = self.operation(node, sides, "", linear=linear, partial=UNKNOWN in sides)
-        if additive and numbers:
-            cuts = frozenset(c for v in numbers for p in values_of(v) if isinstance(p, Number) for c in p.cuts)
-            self.st.heap[result.oid].dead |= cuts
+        name = "floor_divide" if isinstance(op, ast.FloorDiv) else "mul" if scale else ""
+        result = self.operation(node, sides, name, linear=linear, partial=UNKNOWN in sides)
+        made = self.st.heap[result.oid]
+        if additive and numbers and made.rg is not False:
+            made.added, made.numeric = made.numeric or frozenset(), None
         self.st.heap[result.oid].grads = tuple(v.receiver.oid for v in sides for p in values_of(v) if isinstance(p, Bound) and p.name.startswith("grad")
                                               for v in (p,)) or self.grad_sources(sides)
         return result
@@ -436,7 +455,7 @@ class TorchModel:
                 return obj.items[key]
             return self.each(obj.items.values()) if obj.items else UNKNOWN
         if obj.kind == "tensor":
-            return self.operation(node, [value, index], "", linear=True, view=value.oid)
+            return self.operation(node, [value, index], "", linear=True, additive=(value.oid,), view=value.oid)
         if obj.kind == "module" and obj.items:
             if isinstance(obj.items, dict):
                 return obj.items.get(index.value, UNKNOWN) if isinstance(index, Const) else self.each(obj.items.values())
@@ -675,6 +694,7 @@ class TorchModel:
                 mode = bool(args[0].value) if args and isinstance(args[0], Const) else None
                 if isinstance(self.statements[-1][1], ast.Expr):
                     self.st.mode = mode
+                    self.global_switch = (*self.statements[-1], node) if mode is False else self.global_switch
                 return Bound(UNKNOWN, "grad-mode", mode)
             if last == "Parameter":
                 return self.parameter(node, args, kwargs)
@@ -685,6 +705,7 @@ class TorchModel:
             if name in ("torch.autograd.backward",):
                 return self.backward(node, args[0] if args else kwargs.get("tensors", UNKNOWN), kwargs)
             if name == "torch.autograd.grad":
+                self.differentiate(node, args, kwargs)
                 create = kwargs.get("create_graph", Const(False)) != Const(False)
                 ins = [p.oid for p in self.operands(args[:1]) if isinstance(p, Ref)] if create else ()
                 return self.new("opaque", origin="gradients", rg=None if create else False, ins=tuple(ins), made_after=0)
@@ -762,14 +783,13 @@ class TorchModel:
         for v in self.operands(args):
             if isinstance(v, Number):
                 cuts |= v.cuts
-            else:
-                obj = self.obj(v)
-                module, stmt = self.statements[-1]
-                if obj.kind in ("tensor", "opaque") and obj.rg is not False:
-                    cuts.add(Cut(module.path, module.span(node), kind, v.oid, module.span(stmt)))
-                for cut in obj.dead:  # a number read from a detached value
-                    cuts.add(Cut(module.path, module.span(node), kind, cut.source, module.span(stmt)) if cut.kind in ("detach", "data", "variable") else cut)
-        return Number(frozenset(cuts)) if cuts else PLAIN
+                continue
+            obj = self.obj(v)
+            if obj.kind in ("tensor", "opaque") and obj.rg is not False:
+                cuts.add(self.cut(node, kind, v.oid))
+            for cut in obj.dead:  # a number read from a detached value
+                cuts.add(self.cut(node, kind, cut.source) if cut.kind in SOFT else cut)
+        return Number(capped(cuts)) if cuts else PLAIN
 
     def variable(self, node, args, kwargs):
         """`Variable(x)`: today a detached tensor, or a new leaf."""
@@ -778,6 +798,10 @@ class TorchModel:
         if data is not None and data.kind in ("list", "tuple", "dict"):
             return args[0]
         ref = self.cut_tensor(args[0], node, "variable") if data is not None and data.kind in ("tensor", "opaque") else self.tensor(node, (), rg=False, leaf=True)
+        new = self.st.heap[ref.oid]
+        new.dead = frozenset(self.cut(node, "variable", c.source) if c.kind == "data" else c for c in new.dead)
+        if isinstance(args[0], Number):
+            new.dead = args[0].cuts
         return self.update(ref, rg=bool(flag.value) if isinstance(flag, Const) else None) and ref
 
     def parameter(self, node, args, kwargs):
@@ -787,7 +811,8 @@ class TorchModel:
         dtype = self.obj(args[0]).dtype if args and self.obj(args[0]) is not None else None
         if dtype == "int" and rg:
             self.fact("integer-requires-grad", node, True, created=self.place(self.obj(args[0])))
-        return self.tensor(node, (), rg=rg, leaf=True, param=True, dtype=dtype)
+        dead = self.leaving(node, self.operands(args[:1]), "parameter") if args else frozenset()
+        return self.tensor(node, (), rg=rg, leaf=True, param=True, dtype=dtype, dead=dead)
 
     # ------------------------------------------------------------ builtins
     def call_builtin(self, name, args, kwargs, node):
@@ -1389,6 +1414,7 @@ class TorchModel:
         if name == "step" and args and (given := self.obj(args[0])) is not None and given.kind in ("optimizer", "opaque") and given.cleared is not None:
             return self.optimizer_method(args[0], name, [], {}, node)  # `scaler.step(optimizer)`
         if name == "step":
+            self.stepped.add(ref.oid)
             if obj.cleared is not None and obj.kind in ("optimizer", "opaque"):
                 (module, stmt, call, *_rest), at = obj.cleared
                 if at == len(self.st.backwards) and at > 0:
@@ -1450,13 +1476,9 @@ class TorchModel:
         event.inputs = kwargs.get("inputs")
         for v in self.flat([loss]):
             for p in values_of(v):
-                obj = self.obj(p)
-                if isinstance(p, Number):
-                    self.dead_terms(p.cuts, node, module)
-                elif obj is not None:
-                    if obj.kind == "opaque":
-                        self.update(p, rg=True)
-                    self.dead_terms(obj.dead, node, module, p.oid)
+                if self.obj(p) is not None and self.obj(p).kind == "opaque":
+                    self.update(p, rg=True)
+        self.note_loss(loss, node, module)
         reached, through = self.reach(loss)
         event.reached = reached
         event.frame, event.heap = self.st.frame.fork(deep=True), self.st.heap.fork()
@@ -1487,6 +1509,13 @@ class TorchModel:
             elif obj.kind == "module":
                 pass
         return Const(None)
+
+    def differentiate(self, node, args, kwargs):
+        """`torch.autograd.grad(loss, inputs)`: each input must be on the recorded path."""
+        loss, inputs = (args[i] if len(args) > i else kwargs.get(k, UNKNOWN) for i, k in enumerate(("outputs", "inputs")))
+        module, _ = self.statements[-1]
+        wanted = {p.oid for v in self.flat([inputs]) for p in values_of(v) if isinstance(p, Ref)}
+        self.note_loss(loss, node, module, wanted if "allow_unused" not in kwargs else None)
 
     def from_nowhere(self, obj):
         """A value whose making was not seen, and which may therefore hold anything that the program made before."""
@@ -1525,35 +1554,10 @@ class TorchModel:
             if oid in seen or obj is None:
                 continue
             seen.add(oid)
-            through |= (obj.numeric or frozenset()) | obj.dead
             below.extend(obj.ins)
         live = frozenset(o for o in reached if self.st.heap[o].rg is not False)
         self.cut_reach.append((live, frozenset(through), set(seen)))
         return reached, through
-
-    def dead_terms(self, cuts, node, module, loss=None):
-        """Additive terms of the loss that depend on tensors through a cut only."""
-        live = self.below(loss) if cuts and loss is not None else set()
-        live |= {m for m, a in self.fed if a in live and m is not None and m in self.callees}
-        for cut in cuts:
-            source = self.st.heap.get(cut.source)
-            if cut.source in live and cut.kind in ("item", "float"):
-                continue  # `x - x.item()`: zero in value, and x is trained
-            if source is None or not (self.trains(cut.source) or self.shares_model(cut.source, live)):
-                continue
-            self.cut_fact(cut, module.path, module.span(node))
-
-    def cut_fact(self, cut, path, span):
-        from gradfix.analysis.facts import Fact
-
-        if cut.kind in ("detach", "data", "variable"):
-            return  # GF404's
-        self.out.facts.append(Fact("item-in-graph" if cut.kind not in ("numpy",) else "numpy-in-graph", cut.path, cut.span, cut.statement, True,
-                                   {"cut": cut.kind, "loss": (path, span)}, self.concrete))
-
-    def shares_model(self, oid, live):
-        """Backward runs through the output of a call that the value comes from, too: so that output requires grad."""
-        return any(self.st.heap[i].origin == "result" and self.st.heap[i].mode is not False or i in self.callees for i in self.below(oid) & live)
 
     def trains(self, oid):
         """Does the value depend, by recorded path, on something that certainly trains?"""
@@ -1922,19 +1926,7 @@ class TorchModel:
         self.confirm_rebindings()
         if self.st is None:
             return
-        held = {p.oid for o in self.optimizers for p in (self.obj(o).items if self.obj(o) else ()) if isinstance(p, Ref)}
-        live = set().union(*(r for r, _, _ in self.cut_reach)) if self.cut_reach else set()
-        for _, cuts, _ in self.cut_reach:
-            for cut in cuts:
-                work, seen = [cut.source], set()
-                while work:
-                    i = work.pop()
-                    if i in seen or i not in self.st.heap:
-                        continue
-                    seen.add(i)
-                    work.extend(self.st.heap[i].ins)
-                if any(i in held and i not in live for i in seen):
-                    self.cut_fact(cut, cut.path, cut.span)
+        self.finish_cuts()
 
     def confirm_rebindings(self):
         for r in self.rebindings:

@@ -46,6 +46,7 @@ class Cut:
     kind: str  # item, float, int, tolist, math, …
     source: int  # the tensor's oid
     statement: object = None
+    op: object = ""  # the operation, where the kind does not say it
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,18 +112,20 @@ class Obj:
     """A heap object.  `kind`: tensor, opaque (can't be read), instance, module, list, tuple, dict, iter, range, optimizer.
 
     Of a tensor: `leaf`, `rg` (requires grad), `retained` are three-valued; `grad` is `none`, `set`, `cleared`, `maybe` or
-    `unknown`; `ins` are the objects it was computed from; `dead` are the cuts through which alone some additive term of it
-    depends on tensors; `numeric` the cuts whose numbers went into it otherwise; `grads` the objects whose `.grad` did;
-    `lost` is the leaf it was made from in one step; `view` the tensor it is a view of.
+    `unknown`; `ins` are the objects it was computed from; `dead` are the cuts through which a value that is not recorded
+    depends on tensors; `numeric` the cuts whose numbers went into a recorded one, `added` those that were added to it;
+    `linear` are the operands that it is the sum of (None: it is no sum); `flat` is the operation whose derivative is zero
+    everywhere; `grads` the objects whose `.grad` went in; `lost` is the leaf it was made from in one step; `view` the tensor
+    it is a view of; `frozen` is where it was told not to require grad.
     """
 
     DEFAULTS = {
         **dict.fromkeys(
             ("leaf", "rg", "dtype", "module", "node", "statement", "cls", "origin", "lost", "view", "mode", "cleared", "made_after",
-             "emptied", "flagged", "numeric", "conversion", "grads", "callee")
+             "emptied", "flagged", "numeric", "conversion", "grads", "callee", "linear", "flat", "raises", "frozen")
         ),
         **dict.fromkeys(("retained", "param", "open", "reached", "hooked", "computed", "misspelt", "partial"), False),
-        "ins": (), "items": (), "grad": "unknown", "dead": frozenset(), "alive": True,
+        "ins": (), "items": (), "grad": "unknown", "dead": frozenset(), "added": frozenset(), "alive": True,
     }
 
     def __init__(self, kind, **kw):
