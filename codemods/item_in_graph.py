@@ -40,7 +40,6 @@ References
 """
 
 from gradfix.codemod import Codemod
-from gradfix.findings import Related, Severity
 
 codemod = Codemod(__name__, code="GF401", promises=(), fixable=False)
 WRITE = {"item": "drop `.item()`", "tolist": "stay with the tensor", "float": "drop `float()`", "int": "stay with the tensor",
@@ -50,13 +49,6 @@ WRITE = {"item": "drop `.item()`", "tolist": "stay with the tensor", "float": "d
 @codemod.check
 def check(facts):
     for fact, _ in facts.bad("item-in-graph"):
-        kind = fact.info["cut"]
-        path, span = fact.info["loss"]
-        yield codemod.finding(
-            path=fact.path,
-            span=fact.span,
-            message=f"the value leaves the graph here and reaches the loss as a plain number, so nothing behind it is trained: {WRITE.get(kind, 'stay with the tensor')}",
-            severity=Severity.WARNING,
-            related=[Related(path, span, "backward runs on this loss")],
-            statement_rows=(fact.statement.row, fact.statement.end_row),
-        )
+        kind, op = fact.info["cut"], fact.info["op"]
+        instead = f"write `torch.{op}`" if kind == "math" and op else WRITE.get(kind, "stay with the tensor")
+        yield codemod.cut_finding(fact, "the value leaves the graph here as a plain number", instead)

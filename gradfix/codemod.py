@@ -91,6 +91,18 @@ class Codemod:
     ) -> Finding:
         return Finding(self.code, self.name, path, span, message, severity, fix, tuple(related), statement_rows)
 
+    def cut_finding(self, fact, cause: str, instead: str, fix: Fix | None = None, severity: Severity = Severity.WARNING) -> Finding:
+        """A cut that matters: its place, what gets no gradient through it, the loss, and what to write instead."""
+        lost = fact.info["lost"]
+        names = ", ".join(f"`{n}`" if n != "…" else "more" for n in lost)
+        who = f"{names} {'learns' if len(lost) == 1 else 'learn'} nothing through it" if lost else "nothing behind it is trained through it"
+        hidden = "; `requires_grad=True` on the result only hides that" if fact.info["hidden"] else ""
+        path, span = fact.info["loss"]
+        return self.finding(
+            path=fact.path, span=fact.span, message=f"{cause}, and {who}{hidden}: {instead}", severity=severity, fix=fix,
+            related=[Related(path, span, "backward runs on this loss")], statement_rows=(fact.statement.row, fact.statement.end_row),
+        )
+
     def __repr__(self):
         return f"<Codemod {self.code} {self.name}>"
 

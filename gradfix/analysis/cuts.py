@@ -25,7 +25,7 @@ MOST = 24  # cuts that one value remembers
 class Term:
     """An additive term of a loss: what it reaches by the recorded path, and the cuts below it with all that lies behind them."""
 
-    __slots__ = ("live", "blind", "cuts", "path", "span", "statement", "shared")
+    __slots__ = ("live", "blind", "cuts", "path", "span", "statement", "shared", "hidden", "alone")
 
 
 class Cuts:
@@ -89,7 +89,9 @@ class Cuts:
             if obj is None or i in live:
                 continue
             cuts |= obj.dead
-            if obj.kind in ("tensor", "opaque") and (obj.rg is False or obj.dead):  # not recorded, or a new leaf made of what was not
+            if obj.kind in ("tensor", "opaque") and (obj.rg is False or obj.dead):
+                if obj.rg is not False:  # a new leaf, made of what was not recorded
+                    live.add(i)
                 continue
             cuts |= (obj.numeric or frozenset()) | obj.added
             if obj.flat is not None:
@@ -134,12 +136,15 @@ class Cuts:
         parts = [(self.recorded(oid), oid) for oid in term_ids]
         if numbers:
             parts.append(((set(), False, numbers), None))
+        roots = [self.obj(p) for v in self.flat([loss]) for p in values_of(v)]
+        hidden = bool(roots) and all(o is not None and o.leaf is True and o.rg is True and o.dead for o in roots)
         whole = set().union(*(live for (live, _, _), _ in parts)) if parts else set()
         for (live, blind, cuts), oid in parts:
             term = Term()
-            term.live, term.blind = live, blind
+            term.live, term.blind, term.hidden = live, blind, hidden
             term.path, term.span, term.statement = module.path, module.span(node), module.span(stmt)
             term.cuts = [(c, self.behind(c, memo)) for c in capped(cuts) if not self.cancels(c, nodes)]
+            term.alone = len(parts) == 1
             fed = {m for m, a in self.fed if a in nodes and m is not None and m in self.callees}
             term.shared = frozenset(i for c, _ in term.cuts for i in [c] if self.shares_model(c.source, whole | fed))
             terms.append(term)
@@ -151,7 +156,7 @@ class Cuts:
     def cancels(self, cut, nodes):
         """`x - x.item()`: zero in value; `x + (y - x).detach()`: a straight-through estimator."""
         if cut.source in nodes:
-            return cut.kind != "no-grad"
+            return cut.kind in ("item", "float", *SOFT)
         if cut.kind in SOFT:
             source = self.st.heap.get(cut.source)
             if source is not None and source.linear is not None:
@@ -177,11 +182,13 @@ class Cuts:
         pending, self.pending = self.pending, []
         for term in pending:
             for cut, behind in term.cuts:
+                if not term.alone and (obj := self.st.heap.get(cut.source)) is not None and obj.flat is cut:
+                    continue  # `x.floor() + f(x)`: a step that others smooth
                 if known:
                     lost = behind & held
                     if lost and not term.blind and not term.live & held:
                         self.cut_fact(cut, term, lost)
-                elif not term.live and (any(map(self.is_trained, behind)) or cut in term.shared and RULES[cut.kind] == "item-in-graph"):
+                elif not any(not self.st.heap[i].dead for i in term.live if i in self.st.heap) and (any(map(self.is_trained, behind)) or cut in term.shared and RULES[cut.kind] == "item-in-graph"):
                     self.cut_fact(cut, term, {i for i in behind if self.is_trained(i)})
 
     settling = False
@@ -208,7 +215,7 @@ class Cuts:
         live = set().union(*(t.live for t in self.terms)) if self.terms else set()
         if any(t.blind for t in self.terms):
             return
-        wanted = {i for i in self.wanted | self.tested if self.is_trained(i)}
+        wanted = {i for i in self.wanted if self.is_trained(i)} if self.concrete else set()
         for ref in self.optimizers:
             obj = self.obj(ref)
             for p in obj.items if obj is not None and obj.reached is not None else ():
@@ -229,9 +236,11 @@ class Cuts:
         if key in self.cut_seen:
             return
         self.cut_seen.add(key)
+        if any(r["module"].path == cut.path and cut.statement.contains(r["module"].span(r["stmt"])) for r in self.rebindings):
+            return  # the rebinding is what is wrong
         module = self.project.module(cut.path)
         info = {"cut": cut.kind, "op": cut.op, "loss": (term.path, term.span), "lost": self.names_of(lost),
-                "torch": module.torch_name() if module is not None else "torch", "hidden": [w["where"] for w in self.hiding]}
+                "torch": module.torch_name() if module is not None else "torch", "hidden": term.hidden}
         self.out.facts.append(Fact(RULES[cut.kind], cut.path, cut.span, cut.statement, True, info, self.concrete))
 
     def shares_model(self, oid, live):

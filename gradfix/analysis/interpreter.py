@@ -212,7 +212,6 @@ class Interpreter(tm.TorchModel):
         self.stepped: set = set()
         self.wanted: set = set()
         self.cut_seen: set = set()
-        self.hiding: list = []
         self.switches: list = []
         self.global_switch = None
         self.derived: dict = {}
@@ -635,6 +634,8 @@ class Interpreter(tm.TorchModel):
                 self.tested.update(v.oid for v in values_of(grad_of) if isinstance(v, Ref))
                 states = {self.grad_state(v) for v in values_of(grad_of)}
                 negative = isinstance(op, (ast.IsNot, ast.NotEq))
+                if negative and isinstance(grad_of, Ref):  # what follows wants it
+                    self.wanted.add(grad_of.oid)
                 if states == {"set"}:
                     return negative
                 if states <= {"none", "cleared"}:
@@ -1079,7 +1080,7 @@ class Interpreter(tm.TorchModel):
                 frame.vars[name] = UNKNOWN if open_args else self.default_value(defaults.get(name), fn)
         module, stmt = self.statements[-1] if self.statements else (None, None)
         self.calls.append((module, stmt, node, fn, 1 if receiver is not None else 0))
-        caller, limit = self.st.frame, self.limit
+        caller, limit, mode = self.st.frame, self.limit, self.st.mode
         self.limit = min(limit, self.steps + max(400, (limit - self.steps) // 2))
         try:
             return self.run_body(fn, frame)
@@ -1088,7 +1089,7 @@ class Interpreter(tm.TorchModel):
             if self.steps > limit or self.st is None or not isinstance(node, ast.Call):
                 raise
             self.visited.discard((fn.module.path, fn.node.lineno, fn.node.col_offset))
-            self.st.frame = caller
+            self.st.frame, self.st.mode = caller, mode
             return self.unknown_result(node, args, kwargs, receiver)
         finally:
             self.limit = limit

@@ -254,11 +254,12 @@ class TorchModel(Cuts):
         if isinstance(value, Bound) and value.name.startswith("grad"):
             return Bound(value.receiver, f"{value.name}.{name}", value.node)
         if isinstance(value, Number):
-            return Bound(value, name, node) if name == "backward" else UNKNOWN
+            return PLAIN if name in NUMBERS else value if name in ("T", "real", "flat") else Bound(value, name, node)
         obj = self.obj(value)
         if obj is None:
             return self.opaque_attribute(value, name, node)
         if obj.kind in ("tensor", "opaque") and name == "grad" and name not in obj.attrs:
+            self.wanted.add(value.oid)
             if self.grad_state(value) == "set":
                 if obj.kind == "tensor":
                     self.fact("retain-grad", node, False)
@@ -373,7 +374,7 @@ class TorchModel(Cuts):
             if cuts or all(isinstance(p, Number) or isinstance(p, Const) and isinstance(p.value, (int, float)) for v in sides for p in values_of(v)):
                 return Number(cuts)
             return self.grad_arithmetic(node, sides)
-        linear = additive or (scale and len(tensors) == 1)
+        linear = additive or (scale and len(tensors) == 1 and UNKNOWN not in sides)
         name = "floor_divide" if isinstance(op, ast.FloorDiv) else "mul" if scale else ""
         result = self.operation(node, sides, name, linear=linear, partial=UNKNOWN in sides)
         made = self.st.heap[result.oid]
@@ -413,7 +414,7 @@ class TorchModel(Cuts):
         self.use_grad(value, node.operand)
         if isinstance(value, Number):
             return value
-        if self.obj(value) is not None and self.obj(value).kind in ("tensor", "opaque"):
+        if any(self.obj(v) is not None and self.obj(v).kind in ("tensor", "opaque") for v in values_of(value)):
             return self.operation(node, [value], "neg", linear=True)
         return self.grad_arithmetic(node, [value])
 
@@ -425,7 +426,8 @@ class TorchModel(Cuts):
                 self.use_grad(v, n)
         if any(self.obj(v) is not None and self.obj(v).kind == "tensor" for v in values):
             return self.operation(node, values, "eq")
-        return UNKNOWN
+        cuts = frozenset().union(*(v.cuts for v in values if isinstance(v, Number)))
+        return Number(cuts) if cuts else UNKNOWN
 
     def on_Subscript(self, node):
         value = self.eval(node.value)
@@ -598,6 +600,15 @@ class TorchModel(Cuts):
         return ref
 
     def call_module(self, ref, args, kwargs, node, open_args):
+        result = self.forward_of(ref, args, kwargs, node, open_args)
+        hooks = self.obj(self.obj(ref).attrs.get("*hooks")) if self.st is not None and self.obj(ref) is not None else None
+        for hook in hooks.items if hooks is not None else ():
+            returned = self.call(hook, [ref, self.new("tuple", items=tuple(args)), result], {}, node, False)
+            if self.obj(returned) is not None and self.obj(returned).kind in ("tensor", "tuple", "dict", "list"):
+                result = returned
+        return result
+
+    def forward_of(self, ref, args, kwargs, node, open_args):
         obj = self.obj(ref)
         if obj.cls is not None:
             forward = self.class_attribute(obj.cls, "forward") or self.class_attribute(obj.cls, "__call__")
@@ -736,7 +747,7 @@ class TorchModel(Cuts):
             for a, n in zip(args, node.args):
                 self.use_grad(a, n)
         if root in ("math", "cmath") or (root == "numpy" and args):
-            return self.escape(args, node, "math" if root != "numpy" else "numpy")
+            return self.escape(args, node, "math" if root != "numpy" else "numpy", last)
         if name in ("sys.exit", "os._exit"):
             self.leave()
         if name in ("copy.deepcopy", "copy.copy") and args:
@@ -777,7 +788,7 @@ class TorchModel(Cuts):
         self.st.heap[ref.oid] = new
         return ref
 
-    def escape(self, args, node, kind):
+    def escape(self, args, node, kind, op=""):
         """A Python number of a tensor: a cut."""
         cuts = set()
         for v in self.operands(args):
@@ -786,9 +797,9 @@ class TorchModel(Cuts):
                 continue
             obj = self.obj(v)
             if obj.kind in ("tensor", "opaque") and obj.rg is not False:
-                cuts.add(self.cut(node, kind, v.oid))
+                cuts.add(self.cut(node, kind, v.oid, op))
             for cut in obj.dead:  # a number read from a detached value
-                cuts.add(self.cut(node, kind, cut.source) if cut.kind in SOFT else cut)
+                cuts.add(self.cut(node, kind, cut.source, op) if cut.kind in SOFT else cut)
         return Number(capped(cuts)) if cuts else PLAIN
 
     def variable(self, node, args, kwargs):
@@ -931,7 +942,12 @@ class TorchModel(Cuts):
         if name == "grad-mode":
             return UNKNOWN
         if isinstance(receiver, Number):
-            return self.backward(node, receiver, kwargs)
+            if name == "backward":
+                return self.backward(node, receiver, kwargs)
+            if name in ("append", "items", "keys", "values"):
+                return UNKNOWN
+            cuts = receiver.cuts.union(*(p.cuts for p in self.operands([*args, *kwargs.values()]) if isinstance(p, Number)))
+            return Number(capped(cuts)) if cuts else PLAIN
         if bound.function is not None:
             return self.call_function(bound.function, args, kwargs, node, receiver=receiver, open_args=open_args)
         if name.startswith("grad."):
@@ -1105,6 +1121,9 @@ class TorchModel(Cuts):
             self.store_attribute(ref, args[0].value, args[1])
             return Const(None)
         if name.startswith("register_"):
+            if name == "register_forward_hook" and args and obj.kind == "module":
+                before = self.obj(obj.attrs.get("*hooks"))
+                self.store_attribute(ref, "*hooks", self.new("list", items=(*(before.items if before is not None else ()), args[0])))
             for m in self.submodules(ref):
                 if isinstance(m, Ref):
                     self.update(m, hooked=True)
