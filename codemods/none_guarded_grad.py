@@ -52,7 +52,8 @@ codemod = Codemod(__name__, code="GF301", promises=(Verdict.GAINED,))
 
 @codemod.check
 def check(facts):
-    seen = set()
+    # Where the function that would have used it never ran, GF303 says all there is to say.
+    seen = {(fact.path, fact.statement) for fact, _ in facts.bad("untaken-branch") if not fact.info.get("called", True)}
     for fact, contexts in facts.bad("none-guarded-grad"):
         holder = fact.info["holder"]
         key = (fact.path, holder, fact.info.get("loop") or fact.statement)

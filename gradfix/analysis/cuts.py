@@ -150,6 +150,7 @@ class Cuts:
             terms.append(term)
         self.pending.extend(terms)
         self.terms.extend(terms)
+        self.last_terms = len(terms)
         if wanted is not None:
             self.wanted |= wanted
 
@@ -168,8 +169,11 @@ class Cuts:
         if not self.stepped and not self.settling:
             return
         held, known = set(), bool(self.stepped)
+        reached = set().union(*(t.live for t in self.pending)) if self.pending else set()
         for oid in self.stepped:
             obj = self.st.heap.get(oid) if self.st is not None else None
+            if self.pending and obj is not None and obj.kind == "optimizer" and not any(isinstance(p, Ref) and p.oid in reached for p in obj.items):
+                self.idle_steps.append((oid, reached))
             if obj is None or obj.kind != "optimizer" or not obj.items:
                 known = False
                 continue

@@ -24,6 +24,7 @@ STEPS = 30_000  # for a program
 ROOT_STEPS = 8_000  # for a function that nobody is seen to call
 DEPTH = 14
 UNROLL = 8
+LONG_UNROLL = 40  # of short bodies: parameters are chosen one by one
 
 
 class OutOfBudget(Exception):
@@ -213,6 +214,9 @@ class Interpreter(tm.TorchModel):
         self.wanted: set = set()
         self.cut_seen: set = set()
         self.switches: list = []
+        self.handed: set = set()  # what was given to constructors
+        self.ever_stepped: set = set()
+        self.start_training()
         self.global_switch = None
         self.derived: dict = {}
         self.trained: set = set()
@@ -510,22 +514,27 @@ class Interpreter(tm.TorchModel):
 
     def do_For(self, s):
         iterable = self.eval(s.iter)
-        turns = self.turns(iterable)
-        self.loop(s, turns)
+        limit = LONG_UNROLL if len(s.body) <= 3 else UNROLL
+        self.loop(s, self.turns(iterable, limit), exact=self.is_exact(iterable, limit))
 
     do_AsyncFor = do_For
 
     def do_While(self, s):
         self.loop(s, [None, None], test=s.test)
 
-    def loop(self, s, turns, test=None):
-        self.loops.append(([], [], s, len(self.st.backwards)))
+    def is_exact(self, value, limit):
+        """Are the turns of a loop over the value all that there are?"""
+        obj = self.obj(value)
+        return isinstance(value, Const) or obj is not None and obj.kind in ("list", "tuple", "iter", "dict") and not obj.open and len(obj.items) <= limit
+
+    def loop(self, s, turns, test=None, exact=False):
+        self.loops.append(([], [], s, len(self.st.backwards), exact))
         start = dict(self.st.frame.vars)
         for number, value in enumerate(turns):
             if self.st is None:
                 break
             self.tick()
-            if number == 1:
+            if number == 1 and not exact:
                 self.widen(start)
             if test is not None:
                 if self.test(test) is False:
@@ -538,7 +547,7 @@ class Interpreter(tm.TorchModel):
             for st in continues:
                 self.st = join_states(self.st, st)
             continues.clear()
-        breaks, _, _, _ = self.loops.pop()
+        breaks, *_ = self.loops.pop()
         if self.st is not None and s.orelse:
             self.block(s.orelse)
         for st in breaks:
@@ -552,14 +561,14 @@ class Interpreter(tm.TorchModel):
                 if isinstance(value.value, (int, float)) and isinstance(old.value, (int, float)):
                     self.st.frame.vars[name] = PLAIN
 
-    def turns(self, value):
+    def turns(self, value, limit=UNROLL):
         """The values of a loop variable, turn by turn: all of a short known container, else two."""
         if isinstance(value, Multi):
             columns = [self.turns(v) for v in value.values if not isinstance(v, Const)]
             longest = max(map(len, columns), default=0)
             return [self.each([c[min(i, len(c) - 1)] for c in columns if c]) for i in range(min(longest, UNROLL))]
         obj = self.obj(value)
-        if obj is not None and obj.kind in ("list", "tuple", "iter") and not obj.open and len(obj.items) <= UNROLL:
+        if obj is not None and obj.kind in ("list", "tuple", "iter") and not obj.open and len(obj.items) <= limit:
             return list(obj.items)
         if obj is not None and obj.kind == "dict" and len(obj.items) <= UNROLL and not obj.open:
             return [Const(k) for k in obj.items]
@@ -606,6 +615,8 @@ class Interpreter(tm.TorchModel):
             return None if inner is None else not inner
         if isinstance(node, ast.Compare) and len(node.ops) == 1:
             return self.compare_test(node)
+        if isinstance(node, ast.Attribute) and node.attr == "grad":
+            self.note_truth(node, node, self.eval(node.value), "truth")
         return self.truth(self.eval(node))
 
     def truth(self, value):
@@ -634,6 +645,8 @@ class Interpreter(tm.TorchModel):
                 self.tested.update(v.oid for v in values_of(grad_of) if isinstance(v, Ref))
                 states = {self.grad_state(v) for v in values_of(grad_of)}
                 negative = isinstance(op, (ast.IsNot, ast.NotEq))
+                if isinstance(op, (ast.Eq, ast.NotEq)) and isinstance(node.left, ast.Attribute):
+                    self.note_truth(node, node.left, grad_of, "is not" if negative else "is")
                 if negative and isinstance(grad_of, Ref):  # what follows wants it
                     self.wanted.add(grad_of.oid)
                 if states == {"set"}:
@@ -662,6 +675,12 @@ class Interpreter(tm.TorchModel):
             if obj is not None and not obj.open and obj.kind in ("list", "tuple") and all(isinstance(i, Const) for i in obj.items):
                 return (left in obj.items) == isinstance(op, ast.In)
         return None
+
+    def note_truth(self, node, read, holder, form):
+        """`if p.grad:`, `p.grad == None`"""
+        objs = [self.obj(v) for v in values_of(holder)]
+        if any(o is not None and (o.kind == "tensor" or o.kind == "opaque" and (o.param or self.iterated_argument(o, read.value))) for o in objs):
+            self.fact("grad-truthiness", node, True, form=form, read=self.statements[-1][0].source(read), inverted=False)
 
     def grad_holder(self, node):
         """The value whose `.grad` the expression reads (`p.grad`, `getattr(p, "grad", None)`, a name bound to it)."""
@@ -999,7 +1018,7 @@ class Interpreter(tm.TorchModel):
                 return
             gen = generators[0]
             iterable = self.eval(gen.iter)
-            turns = self.turns(iterable)
+            turns = self.turns(iterable, LONG_UNROLL)
             obj = self.obj(iterable)
             exact = isinstance(iterable, Const) or obj is not None and obj.kind in ("list", "tuple", "iter", "dict", "range") and not obj.open
             if obj is not None and obj.kind == "range":
@@ -1171,7 +1190,9 @@ class Interpreter(tm.TorchModel):
         info.setdefault("source", module.source(node) if bad else "")
         if bad:
             info.setdefault("torch", module.torch_name())
-        self.out.facts.append(Fact(kind, module.path, span, statement, bad, info, self.concrete))
+        fact = Fact(kind, module.path, span, statement, bad, info, self.concrete)
+        self.out.facts.append(fact)
+        return fact
 
     def note_explanation(self, node, value):
         module = self.st.frame.module if self.st and self.st.frame else None

@@ -6,10 +6,13 @@ import ast
 
 from gradfix.analysis import operations
 from gradfix.analysis.cuts import SOFT, Cuts, capped
+from gradfix.analysis.training import Training, is_tensor_method
 from gradfix.analysis.values import (
     PLAIN, UNKNOWN, Bound, Class, Const, Cut, External, Function, ModuleValue, Multi, Number, Obj, Ref, join_values, values_of,
 )
 
+# Methods of strings that choose parameters by their names.
+TEXT = {"startswith", "endswith", "lower", "upper", "strip", "split", "rsplit", "replace", "removeprefix", "removesuffix", "isdigit", "find", "count"}
 # Factories that are Python functions or classes, and so not in the table of operations.
 FACTORIES = {"tensor", "Tensor", "FloatTensor", "DoubleTensor", "LongTensor", "IntTensor", "as_tensor", "asarray", "from_numpy", "normal",
              "multinomial", "bernoulli"}
@@ -62,7 +65,7 @@ def _distance(a, b):
     return row[-1]
 
 
-class TorchModel(Cuts):
+class TorchModel(Cuts, Training):
     # ------------------------------------------------------------- tensors
     def tensor(self, node, ins=(), rg=None, leaf=None, **kw):
         kw.setdefault("grad", "none" if leaf or leaf is False else "unknown")
@@ -253,6 +256,8 @@ class TorchModel(Cuts):
             self.grad_read(value.receiver, node.value, value.node)
         if isinstance(value, Bound) and value.name.startswith("grad"):
             return Bound(value.receiver, f"{value.name}.{name}", value.node)
+        if isinstance(value, Const) and isinstance(value.value, str) and name in TEXT:
+            return Bound(value, name, node)
         if isinstance(value, Number):
             return PLAIN if name in NUMBERS else value if name in ("T", "real", "flat") else Bound(value, name, node)
         obj = self.obj(value)
@@ -589,7 +594,9 @@ class TorchModel(Cuts):
         init = self.class_attribute(cls, "__init__")
         fields = cls.attrs.get("__fields__")
         if isinstance(init, Function):
+            self.handed |= {p.oid for p in self.operands([*args, *kwargs.values()]) if isinstance(p, Ref)}
             self.call_function(init, args, kwargs, node, receiver=ref, open_args=open_args)
+            self.check_registered(ref)
         elif fields and any("dataclass" in ast.unparse(d) for d in cls.node.decorator_list):
             obj = self.st.heap[ref.oid].copy()
             for (name, default), value in zip(fields, args):
@@ -610,6 +617,7 @@ class TorchModel(Cuts):
 
     def forward_of(self, ref, args, kwargs, node, open_args):
         obj = self.obj(ref)
+        self.used_in_forward(ref)
         if obj.cls is not None:
             forward = self.class_attribute(obj.cls, "forward") or self.class_attribute(obj.cls, "__call__")
             if isinstance(forward, Function):
@@ -645,10 +653,11 @@ class TorchModel(Cuts):
             obj.items = dict(source) if isinstance(source, dict) else tuple(source)
             obj.open = obj.open or any(a is UNKNOWN for a in args)
             return ref
-        if name in NO_PARAMETERS:
+        if name in NO_PARAMETERS or Const(False) in (kwargs.get("affine"), kwargs.get("elementwise_affine")) or name.startswith("InstanceNorm") and "affine" not in kwargs:
             return ref
+        self.note_layer(ref, node)
         names = ["weight"]
-        if name in BIASED and kwargs.get("bias") != Const(False) and kwargs.get("affine") != Const(False):
+        if name in BIASED and kwargs.get("bias") != Const(False):
             names.append("bias")
         if name in ("LSTM", "GRU", "RNN"):
             names = ["weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0"]
@@ -715,6 +724,8 @@ class TorchModel(Cuts):
                 return self.optimizer(node, args, kwargs) if "lr_scheduler" not in name else UNKNOWN
             if name in ("torch.autograd.backward",):
                 return self.backward(node, args[0] if args else kwargs.get("tensors", UNKNOWN), kwargs)
+            if name == "torch.utils.checkpoint.checkpoint" and args:
+                return self.checkpoint(node, args, kwargs, open_args)
             if name == "torch.autograd.grad":
                 self.differentiate(node, args, kwargs)
                 create = kwargs.get("create_graph", Const(False)) != Const(False)
@@ -750,6 +761,10 @@ class TorchModel(Cuts):
             return self.escape(args, node, "math" if root != "numpy" else "numpy", last)
         if name in ("sys.exit", "os._exit"):
             self.leave()
+        if name == "copy.copy" and args and self.obj(args[0]) is not None and self.obj(args[0]).kind in ("instance", "list", "dict", "tuple"):
+            ref = self.new(self.obj(args[0]).kind)
+            self.st.heap[ref.oid] = self.obj(args[0]).copy()
+            return ref
         if name in ("copy.deepcopy", "copy.copy") and args:
             return self.deepcopy(args[0])
         if name in ("functools.partial",) and args:
@@ -780,6 +795,7 @@ class TorchModel(Cuts):
         ref = self.new(obj.kind)
         memo[value.oid] = ref
         new = obj.copy()
+        new.statement = self.statements[-1] if self.statements else new.statement
         new.attrs = {k: self.deepcopy(v, memo) for k, v in obj.attrs.items()}
         if isinstance(obj.items, dict):
             new.items = {k: self.deepcopy(v, memo) for k, v in obj.items.items()}
@@ -858,6 +874,9 @@ class TorchModel(Cuts):
         if name == "filter" and len(args) == 2:
             inner = self.obj(args[1])
             items = inner.items if inner is not None and inner.kind in ("list", "tuple", "iter") else tuple(self.turns(args[1]))
+            decided = [self.truth(self.call(args[0], [i], {}, node, False)) if len(values_of(i)) == 1 else None for i in items]
+            exact = None not in decided and inner is not None and inner.kind in ("list", "tuple", "iter") and not inner.open
+            items = tuple(i for i, keep in zip(items, decided) if keep is not False)
             if isinstance(node.args[0], ast.Lambda):
                 for item in items:
                     for v in values_of(item):
@@ -866,7 +885,7 @@ class TorchModel(Cuts):
                         frame_vars[node.args[0].args.args[0].arg] = v
                         self.assume(node.args[0].body, True)
                         frame_vars.pop(node.args[0].args.args[0].arg, None)
-            return self.new("iter", items=tuple(items), open=True)
+            return self.new("iter", items=tuple(items), open=not exact)
         if name == "map" and len(args) == 2:
             return self.new("iter", items=tuple(self.call(args[0], [v], {}, node, False) for v in self.turns(args[1])), open=True)
         if name == "dict":
@@ -888,7 +907,7 @@ class TorchModel(Cuts):
             self.use_grad(first, node.args[0]) if args else None
             return self.escape(args, node, name)
         if name == "len":
-            if obj is not None and obj.kind in ("list", "tuple") and not obj.open:
+            if obj is not None and obj.kind in ("list", "tuple", "module") and not obj.open:
                 return Const(len(obj.items))
             return PLAIN
         if name in ("sum", "max", "min", "abs"):
@@ -941,6 +960,14 @@ class TorchModel(Cuts):
         receiver, name = bound.receiver, bound.name
         if name == "grad-mode":
             return UNKNOWN
+        if isinstance(receiver, Const):
+            if not all(isinstance(a, Const) for a in args) or kwargs:
+                return UNKNOWN
+            try:
+                result = getattr(receiver.value, name)(*[a.value for a in args])
+            except Exception:
+                return UNKNOWN
+            return self.new("list", items=tuple(map(Const, result))) if isinstance(result, list) else Const(result)
         if isinstance(receiver, Number):
             if name == "backward":
                 return self.backward(node, receiver, kwargs)
@@ -969,6 +996,8 @@ class TorchModel(Cuts):
                 self.use_grad(a, n)
         if obj.kind == "opaque" and obj.alive is False:
             self.update(receiver, alive=True)
+        if obj.kind == "opaque" and not is_tensor_method(name) and name not in ("requires_grad_", "retain_grad", "backward", "register_hook"):
+            self.called_methods.add(receiver.oid)
         if name == "backward" and obj.kind in ("tensor", "opaque"):
             looks_engine = obj.kind == "opaque" and args and self.obj(args[0]) is not None and obj.origin != "result"
             if args and obj.kind == "opaque" and self.obj(args[0]) is not None and self.obj(args[0]).kind in ("tensor", "opaque") and not self.obj(receiver).ins:
@@ -1023,8 +1052,10 @@ class TorchModel(Cuts):
             flag = bool(flag.value) if isinstance(flag, Const) else None
             if obj.dtype == "int" and flag and obj.leaf:
                 self.fact("integer-requires-grad", node, True, created=self.place(obj))
-            if obj.leaf is not False:
-                self.update(ref, rg=flag, grad="none" if obj.grad == "unknown" and obj.leaf else obj.grad, flagged=(node, self.statements[-1]))
+            if flag is False and obj.leaf is not False:
+                self.freeze(ref, node)
+            elif obj.leaf is not False:
+                self.update(ref, rg=flag, grad="none" if obj.grad == "unknown" and obj.leaf else obj.grad, flagged=(node, self.statements[-1]), frozen=None)
             return ref
         if name == "retain_grad":
             self.update(ref, retained=True)
@@ -1075,7 +1106,7 @@ class TorchModel(Cuts):
                 self.update(ref, items={**obj.items, **self.obj(args[0]).items})
             return UNKNOWN
         if name in ("append", "add") and args:
-            self.update(ref, items=obj.items + (args[0],) if len(obj.items) < 24 else obj.items, open=obj.open or bool(self.loops))
+            self.update(ref, items=obj.items + (args[0],) if len(obj.items) < 24 else obj.items, open=obj.open or any(not l[4] for l in self.loops))
             return Const(None)
         if name in ("extend", "update") and args:
             other = self.obj(args[0])
@@ -1100,7 +1131,8 @@ class TorchModel(Cuts):
             if open_ or not params:
                 items += (self.hidden_parameter(ref),)
             if name == "named_parameters":
-                items = tuple(self.new("tuple", items=(UNKNOWN, p)) for p in items)
+                known = self.parameter_names(ref)
+                items = tuple(self.new("tuple", items=(Const(known[p.oid]) if p.oid in known else UNKNOWN, p)) for p in items)
             return self.new("iter", items=items, open=open_)
         if name in ("modules", "children", "named_modules", "named_children"):
             children = self.submodules(ref)
@@ -1111,14 +1143,24 @@ class TorchModel(Cuts):
             flag = args[0] if args else kwargs.get("requires_grad", Const(True))
             flag = bool(flag.value) if isinstance(flag, Const) else None
             for p in self.parameters_of(ref)[0]:
-                self.update(p, rg=flag)
+                if flag is False:
+                    self.freeze(p, node)
+                else:
+                    self.update(p, rg=flag, frozen=None)
             return ref
         if name in ("to", "cuda", "cpu", "train", "eval", "float", "double", "half", "apply", "share_memory", "to_empty", "compile"):
+            if name == "eval":
+                self.called_methods.add(ref.oid)
             return ref
+        if name == "load_state_dict":
+            self.update(ref, loaded=True)
         if name == "zero_grad":
             return self.optimizer_method(ref, name, args, kwargs, node)
-        if name in ("add_module", "register_module", "register_parameter", "register_buffer") and len(args) >= 2 and isinstance(args[0], Const):
-            self.store_attribute(ref, args[0].value, args[1])
+        if name in ("add_module", "register_module", "register_parameter", "register_buffer") and len(args) >= 2:
+            if obj.origin == "Sequential" and name in ("add_module", "register_module") and not isinstance(obj.items, dict):
+                self.update(ref, items=(*obj.items, args[1]))
+            else:
+                self.store_attribute(ref, args[0].value if isinstance(args[0], Const) else f"*{len(obj.attrs)}", args[1])
             return Const(None)
         if name.startswith("register_"):
             if name == "register_forward_hook" and args and obj.kind == "module":
@@ -1138,6 +1180,22 @@ class TorchModel(Cuts):
         if obj.kind == "module" and name not in ("state_dict", "load_state_dict", "buffers", "named_buffers", "get_parameter", "get_submodule"):
             return self.unknown_result(node, args, kwargs, ref)
         return UNKNOWN
+
+    def parameter_names(self, ref, prefix="", seen=None):
+        """{parameter's oid: its name in `named_parameters()`}"""
+        seen = set() if seen is None else seen
+        obj, out = self.obj(ref), {}
+        if obj is None or ref.oid in seen or obj.kind not in ("module", "tensor"):
+            return out
+        seen.add(ref.oid)
+        if obj.kind == "tensor":
+            return {ref.oid: prefix[:-1]} if obj.param else out
+        children = list(obj.attrs.items()) + list(obj.items.items() if isinstance(obj.items, dict) else enumerate(obj.items))
+        for name, child in children:
+            if isinstance(child, Ref):
+                for oid, full in self.parameter_names(child, f"{prefix}{name}.", seen).items():
+                    out.setdefault(oid, full)
+        return out
 
     def submodules(self, ref, seen=None):
         seen = set() if seen is None else seen
@@ -1167,6 +1225,9 @@ class TorchModel(Cuts):
         obj = self.st.heap[ref.oid].copy()
         obj.attrs[name] = value
         self.st.heap[ref.oid] = obj
+        for v in values_of(value):
+            if isinstance(v, Ref):
+                self.throwaway.pop(v.oid, None)
 
     def set_attribute(self, target, owner, value, stmt):
         name = target.attr
@@ -1190,18 +1251,30 @@ class TorchModel(Cuts):
                                              "name": module.source(target.value)})
                 if flag and obj.kind == "tensor" and obj.dtype == "int":
                     self.fact("integer-requires-grad", target, True, created=self.place(obj))
-                if obj.leaf is not False:
-                    self.update(v, rg=flag, conversion=obj.conversion, grad="none" if obj.grad == "unknown" and obj.leaf else obj.grad)
+                if flag is False and obj.leaf is not False:
+                    self.freeze(v, target)
+                elif obj.leaf is not False:
+                    self.update(v, rg=flag, conversion=obj.conversion, grad="none" if obj.grad == "unknown" and obj.leaf else obj.grad, frozen=None)
+                if obj.kind == "opaque" and not obj.param:
+                    self.flag_on_module(target, v, value, stmt)
+                continue
+            if name == "requires_grad" and obj.kind == "module":
+                self.flag_on_module(target, v, value, stmt)
                 continue
             if name == "grad" and obj.kind in ("tensor", "opaque"):
                 self.zeroed.add(v.oid)
                 self.update(v, grad="none" if value == Const(None) else "set", cleared=None)
                 continue
             if name == "data" and obj.kind == "tensor":
+                self.update(v, filled=True)
                 continue
             if obj.kind in ("instance", "module", "opaque"):
                 self.replaced_parameter(target, obj.attrs.get(name), value, stmt)
                 self.rebound(target, obj.attrs.get(name), value, stmt, module=obj.kind == "module")
+                if obj.kind == "module":
+                    self.assigned.setdefault((v.oid, name), (self.statements[-1][0], stmt, target))
+                if self.obj(value) is not None and self.obj(value).kind == "module":
+                    self.replacements.append((v.oid, name, value, self.statements[-1]))
                 self.store_attribute(v, name, value)
 
     def set_item(self, target, owner, index, value, stmt):
@@ -1282,6 +1355,7 @@ class TorchModel(Cuts):
             return
         if any(old in self.obj(o).items for o in self.optimizers if self.obj(o) is not None) and isinstance(stmt.value, ast.Call) and stmt.value.args:
             module, _ = self.statements[-1]
+            self.replaced.add(value.oid)
             self.fact("parameter-rebinding", stmt, True, target=module.source(target), mode=self.st.mode,
                       value=module.span(stmt.value.args[0]), loop_variable=False, replaced=True)
 
@@ -1399,6 +1473,7 @@ class TorchModel(Cuts):
             if o is not None and o.kind == "opaque" and o.param:
                 self.trained.update(o.ins)
         ref = self.new("optimizer", items=tuple(params), open=open_, node=node)
+        self.note_built(ref, params, node)
         self.optimizers.append(ref)
         return ref
 
@@ -1434,6 +1509,9 @@ class TorchModel(Cuts):
             return self.optimizer_method(args[0], name, [], {}, node)  # `scaler.step(optimizer)`
         if name == "step":
             self.stepped.add(ref.oid)
+            self.ever_stepped.add(ref.oid)
+            if obj.kind == "optimizer":
+                self.step_of_frozen(obj)
             if obj.cleared is not None and obj.kind in ("optimizer", "opaque"):
                 (module, stmt, call, *_rest), at = obj.cleared
                 if at == len(self.st.backwards) and at > 0:
@@ -1449,7 +1527,9 @@ class TorchModel(Cuts):
             self.modular_step(ref, node)
             return UNKNOWN
         if name == "add_param_group":
-            self.update(ref, open=True)
+            given = self.obj(args[0]) if args else None
+            more = [v for v in self.flat([given.items.get("params")]) if isinstance(v, Ref)] if given is not None and given.kind == "dict" else []
+            self.update(ref, open=obj.open or not more, items=(*obj.items, *more))
         return UNKNOWN
 
     def step_without_gradients(self, obj):
@@ -1498,6 +1578,7 @@ class TorchModel(Cuts):
                 if self.obj(p) is not None and self.obj(p).kind == "opaque":
                     self.update(p, rg=True)
         self.note_loss(loss, node, module)
+        self.frozen_loss(loss, event)
         reached, through = self.reach(loss)
         event.reached = reached
         event.frame, event.heap = self.st.frame.fork(deep=True), self.st.heap.fork()
@@ -1535,6 +1616,26 @@ class TorchModel(Cuts):
         module, _ = self.statements[-1]
         wanted = {p.oid for v in self.flat([inputs]) for p in values_of(v) if isinstance(p, Ref)}
         self.note_loss(loss, node, module, wanted if "allow_unused" not in kwargs else None)
+        if "allow_unused" in kwargs or not self.concrete:
+            return
+        here = self.terms[len(self.terms) - self.last_terms:]
+        if any(t.blind for t in here) or any(o is not None and o.kind == "opaque" for o in map(self.st.heap.get, set().union(*(t.live for t in here)))):
+            return
+        reached = set().union(*(t.live for t in here), *(b for t in here for _, b in t.cuts)) if here else set()
+        for oid in sorted(wanted - reached):
+            obj = self.st.heap[oid]
+            if obj.kind == "tensor" and obj.leaf is True and obj.rg is True and (branch := self.untaken(Ref(oid))):
+                return self.fact("untaken-branch", node, True, holder=None, certain=True, branch=branch[:2], names=self.names_of({oid}))
+
+    def checkpoint(self, node, args, kwargs, open_args):
+        """A re-entrant checkpoint whose inputs need no gradient returns what needs none, whatever the block trains."""
+        given = {k: v for k, v in kwargs.items() if k not in ("use_reentrant", "preserve_rng_state", "context_fn", "determinism_check", "debug")}
+        result = self.call(args[0], args[1:], given, node, open_args)
+        inputs = [self.obj(p) for p in self.operands([*args[1:], *given.values()]) if isinstance(p, Ref)]
+        reentrant = kwargs.get("use_reentrant", Const(True)) == Const(True)
+        if not reentrant or open_args or not inputs or any(o.rg is not False for o in inputs) or self.obj(result) is None:
+            return result
+        return self.tensor(node, (result.oid,), rg=False, leaf=True, dead=self.leaving(node, [result], "checkpoint"), computed=True)
 
     def from_nowhere(self, obj):
         """A value whose making was not seen, and which may therefore hold anything that the program made before."""
@@ -1625,6 +1726,10 @@ class TorchModel(Cuts):
                 return self.fact("zero-grad-order", call, True, module=module, stmt=stmt, use="read", use_path=use_module.path,
                                  use_span=use_module.span(use_stmt), read=use_module.source(where), backward=None)
             return self.none_use(ref, obj, where, holder, state)
+        if obj.kind == "tensor" and obj.rg is False and obj.frozen is not None and state == "none" and self.st.backwards and self.concrete and (
+                not self.is_loop_variable(holder) and not self.caught()):
+            module, stmt = self.statements[-1]
+            return self.frozen_fact(obj, "read", module.path, module.span(where), holder=module.source(holder))
         if obj.kind == "tensor" and obj.param and obj.rg is False and state == "none" and self.st.backwards:
             return self.none_use(ref, obj, where, holder, state)
         if obj.kind == "opaque" and state in ("unknown", "none") and (obj.param or self.iterated_argument(obj, holder)):
@@ -1874,6 +1979,10 @@ class TorchModel(Cuts):
         if self.caught() or not certain and (is_assertion(stmt) or ref.oid in self.tested or "set_to_none=False" in module.text or not self.is_local(where)):
             return
         loop = next((s for _, s in reversed(self.statements) if isinstance(s, (ast.For, ast.While))), None)
+        if state == "none" and obj.kind == "tensor" and obj.rg is True and self.concrete and self.st.backwards and (branch := self.untaken(ref)):
+            fact = self.fact("untaken-branch", where, True, holder=module.source(holder), state=state, certain=True, param=obj.param, opaque=False,
+                             loop=module.span(loop) if loop is not None else None, branch=branch[:2], names=self.names_of({ref.oid}), function=branch[2], called=True)
+            self.branch_facts.append(fact)
         self.fact("none-guarded-grad", where, True, holder=module.source(holder), state=state, certain=state in ("none", "cleared"),
                   param=obj.param, opaque=obj.kind == "opaque", loop=module.span(loop) if loop is not None else None)
 
@@ -1946,6 +2055,10 @@ class TorchModel(Cuts):
         if self.st is None:
             return
         self.finish_cuts()
+        self.finish_branches()
+        self.finish_flags()
+        self.finish_registration()
+        self.finish_optimizers()
 
     def confirm_rebindings(self):
         for r in self.rebindings:
@@ -1996,6 +2109,7 @@ class TorchModel(Cuts):
                 quiet, self.concrete = self.concrete, False
                 self.call_function(init, *self.unknown_arguments(init), fn, receiver=receiver)
                 self.concrete = quiet
+                self.check_registered(receiver)
         function = Function(fn, module, top, cls if isinstance(cls, Class) else None, fn.name)
         self.call_function(function, *self.unknown_arguments(function), fn, receiver=receiver if owner is not None else None)
 
@@ -2042,6 +2156,6 @@ MODULE_METHODS = {"parameters", "named_parameters", "modules", "named_modules", 
                   "register_full_backward_hook", "register_forward_pre_hook", "register_backward_hook"}
 ARITHMETIC = {
     ast.Add: lambda a, b: a + b, ast.Sub: lambda a, b: a - b, ast.Mult: lambda a, b: a * b if not isinstance(a, (str, list)) else None,
-    ast.Div: lambda a, b: a / b, ast.FloorDiv: lambda a, b: a // b, ast.Mod: lambda a, b: a % b if not isinstance(a, str) else None,
+    ast.Div: lambda a, b: a / b, ast.FloorDiv: lambda a, b: a // b, ast.Mod: lambda a, b: a % b,
     ast.Pow: lambda a, b: a ** b if abs(b) < 50 and abs(a) < 1e6 else None,
 }

@@ -124,7 +124,7 @@ class Obj:
             ("leaf", "rg", "dtype", "module", "node", "statement", "cls", "origin", "lost", "view", "mode", "cleared", "made_after",
              "emptied", "flagged", "numeric", "conversion", "grads", "callee", "linear", "flat", "raises", "frozen")
         ),
-        **dict.fromkeys(("retained", "param", "open", "reached", "hooked", "computed", "misspelt", "partial"), False),
+        **dict.fromkeys(("retained", "param", "open", "reached", "hooked", "computed", "misspelt", "partial", "filled", "loaded"), False),
         "ins": (), "items": (), "grad": "unknown", "dead": frozenset(), "added": frozenset(), "alive": True,
     }
 

@@ -1,0 +1,295 @@
+"""Who trains what: freezing, registration, and what the optimizers hold.
+
+Times are object numbers: an object made later has a larger one.
+"""
+
+from __future__ import annotations
+
+import ast
+
+from gradfix.analysis import operations
+from gradfix.analysis.values import UNKNOWN, Class, Const, Ref, values_of
+
+
+class Training:
+    def start_training(self):
+        self.throwaway: dict = {}  # layers made in a forward and not kept: oid -> (node, module, stmt)
+        self.module_flags: list = []  # `module.requires_grad = …`
+        self.assigned: dict = {}  # (module's oid, attribute) -> (module, stmt, target)
+        self.unregistered: list = []
+        self.built: dict = {}  # optimizer's oid -> how it was built
+        self.replacements: list = []
+        self.branch_facts: list = []
+        self.replaced: set = set()  # parameters that took the place of one that an optimizer held
+        self.idle_steps: list = []  # (optimizer, what was live) of steps of which no held parameter got a gradient
+        self.called_methods: set = set()  # objects whose methods are no tensor's
+        self.dependence: set = set()
+
+    # ---------------------------------------------------------- in a forward
+    def in_forward(self):
+        """Does the code run in a module's `forward`, outside of any `__init__`?"""
+        inside = False
+        for _, _, _, fn, _ in self.calls:
+            if fn.name == "__init__":
+                inside = False
+            elif fn.name == "forward" and isinstance(fn.owner, Class) and self.is_module_class(fn.owner):
+                inside = True
+        return inside
+
+    def note_layer(self, ref, node):
+        if self.in_forward() and self.calls[-1][3].name != "__init__":
+            self.throwaway[ref.oid] = (node, *self.statements[-1])
+
+    def used_in_forward(self, ref):
+        """A layer that the same forward made is called: a new one each time, whose parameters nobody trains."""
+        made = self.throwaway.get(ref.oid)
+        if made is None:
+            return
+        node, module, stmt = made
+        params = [self.obj(p) for p in self.parameters_of(ref)[0]]
+        if any(p is not None and p.rg is True and not p.filled for p in params):
+            self.fact("parameter-in-forward", node, True, module=module, stmt=stmt, layer=module.source(node.func) if isinstance(node, ast.Call) else "")
+
+    # -------------------------------------------------------------- branches
+    def untaken(self, ref):
+        """(path, span) of a use of the leaf that did not run: in a function nobody called, or in a branch."""
+        owned = False
+        for oid, obj in self.st.heap.objects():
+            if obj.kind != "module" or obj.cls is None:
+                continue
+            for name, child in obj.attrs.items():
+                if isinstance(child, Ref) and isinstance(name, str) and (child == ref or self.obj(child) is not None and self.obj(child).kind == "module"
+                                                                         and ref in self.parameters_of(child)[0]):
+                    module, owned = obj.cls.module, True
+                    for fn in obj.cls.node.body:
+                        if isinstance(fn, (ast.FunctionDef, ast.AsyncFunctionDef)) and fn.name != "__init__":
+                            called = (module.path, fn.lineno, fn.col_offset) in self.visited
+                            if (place := uses_in(fn, called, lambda n: isinstance(n, ast.Attribute) and n.attr == name)) is not None:
+                                return module.path, module.span(place), (module.path, fn.lineno, fn.col_offset)
+        if owned:
+            return None
+        module = self.statements[-1][0]
+        for name in self.names_of({ref.oid}):
+            if name.isidentifier() and (place := uses_in(module.tree, True, lambda n: isinstance(n, ast.Name) and n.id == name)) is not None:
+                return module.path, module.span(place), None
+        return None
+
+    # -------------------------------------------------------------- freezing
+    def freeze(self, ref, node):
+        """A tensor is told not to require grad."""
+        obj = self.obj(ref)
+        if obj is not None and obj.rg is not False:
+            self.update(ref, rg=False, frozen=(*self.statements[-1], node))
+
+    def frozen_loss(self, loss, event):
+        """Backward runs on what does not require grad, because all that it was computed from was frozen."""
+        parts = [p for v in self.flat([loss]) for p in values_of(v)]
+        objs = [self.obj(p) for p in parts]
+        if not objs or any(o is None or o.kind != "tensor" or o.rg is not False or o.dead for o in objs) or any(f for _, _, f in self.module_flags):
+            return
+        below = set().union(*(self.below(p.oid) for p in parts))
+        leaves = [self.st.heap[i] for i in below if self.st.heap[i].frozen is not None]
+        if not leaves or any(o.kind in ("opaque", "module") or o.partial or o.rg is not False or o.dead for o in (self.st.heap[i] for i in below)):
+            return
+        last = max(leaves, key=lambda o: o.frozen[1].lineno)
+        self.frozen_fact(last, "loss", event.path, event.span)
+
+    def frozen_fact(self, obj, use, path, span, holder=None):
+        module, stmt, node = obj.frozen
+        self.fact("frozen-parameter", node, True, module=module, stmt=stmt, use=use, at=(path, span), holder=holder)
+
+    def step_of_frozen(self, obj):
+        """All that a stepped optimizer holds was frozen after it had been given to it, and after it had been trained."""
+        held = [self.obj(p) for p in obj.items if isinstance(p, Ref)]
+        if obj.open or not held or any(o is None or o.kind != "tensor" or o.rg is not False or o.frozen is None or o.grad != "set" for o in held):
+            return
+        module, stmt = self.statements[-1]
+        self.frozen_fact(held[0], "step", module.path, module.span(stmt))
+
+    # ---------------------------------------------------------- registration
+    def check_registered(self, ref):
+        """What a module's `__init__` made and kept where `parameters()` does not find it."""
+        obj = self.obj(ref)
+        if obj is None or obj.kind != "module" or obj.cls is None:
+            return
+        registered = {m.oid for m in self.submodules(ref)}
+        parameters = {p.oid for p in self.parameters_of(ref)[0]}
+        for name, value in obj.attrs.items():
+            place = self.assigned.get((ref.oid, name))
+            if place is None or not isinstance(name, str) or not isinstance(value, Ref):
+                continue
+            kept = self.obj(value)
+            if kept is None:
+                continue
+            if kept.kind in ("list", "dict", "tuple"):
+                items = kept.items.values() if isinstance(kept.items, dict) else kept.items
+                parts = [v for i in items for v in values_of(i) if isinstance(v, Ref)]
+                layers = [v for v in parts if self.obj(v) is not None and self.obj(v).kind == "module" and v.oid > ref.oid and v.oid not in registered]
+                leaves = [v for v in parts if self.obj(v) is not None and self.obj(v).kind == "tensor" and self.obj(v).leaf is True
+                          and self.obj(v).rg is True and v.oid > ref.oid and v.oid not in parameters]
+                if len(parts) == len(layers) and layers and any(self.obj(p).rg for v in layers for p in self.parameters_of(v)[0]):
+                    self.unregistered.append((ref, place, "layers", layers, kept.kind, tuple(kept.items) if isinstance(kept.items, dict) else ()))
+                elif len(parts) == len(leaves) and leaves:
+                    self.unregistered.append((ref, place, "parameters", leaves, kept.kind, ()))
+            elif kept.kind == "tensor" and value.oid > ref.oid and value.oid not in parameters:
+                if kept.leaf is True and kept.rg is True and not kept.param and not kept.dead:
+                    self.unregistered.append((ref, place, "tensor", [value], "", ()))
+                elif kept.leaf is False and kept.rg is True and kept.lost in self.st.heap and self.st.heap[kept.lost].param and kept.lost > ref.oid:
+                    self.unregistered.append((ref, place, "moved", [value], "", ()))
+
+    def finish_registration(self):
+        held = self.held()
+        for ref, (module, stmt, target), what, values, kind, keys in self.unregistered:
+            leaves = {p.oid for v in values for p in (self.parameters_of(v)[0] if what == "layers" else [v])}
+            if leaves & held or leaves & self.wanted or any(v.oid in self.handed for v in values):
+                continue
+            if not any(self.st.heap.get(i) is not None and self.st.heap[i].rg is True for i in leaves):
+                continue  # frozen meanwhile
+            cls = self.obj(ref).cls if self.obj(ref) is not None else None
+            text = cls.module.source(cls.node) if cls is not None else ""
+            if not self.concrete and (".grad" in text or "optim" in text):
+                continue
+            if any(v.oid in {m.oid for m in self.submodules(ref)} for v in values):
+                continue  # registered after all
+            self.fact("unregistered-parameter", stmt, True, module=module, stmt=stmt, target=module.source(target), form=what, container=kind, keys=keys)
+
+    def held(self):
+        """Everything that some optimizer holds."""
+        out = set()
+        for o in self.optimizers:
+            obj = self.obj(o)
+            for p in obj.items if obj is not None else ():
+                out |= {v.oid for v in values_of(p) if isinstance(v, Ref)}
+        return out
+
+    # ------------------------------------------------------------ optimizers
+    def note_built(self, ref, params, node):
+        """What stood outside of an optimizer when it was built from (some of) a module's parameters."""
+        inside = {p.oid for p in params if isinstance(p, Ref)}
+        frozen = {oid for oid, obj in self.st.heap.objects() if obj.kind == "tensor" and obj.param and obj.rg is False and oid not in inside}
+        module, stmt = self.statements[-1]
+        call = self.calls[-1] if self.calls and isinstance(stmt, ast.Return) and self.calls[-1][0] is not None else None
+        self.built[ref.oid] = {"node": node, "module": module, "stmt": stmt, "frozen": frozen, "groups": 0,
+                               "call": (call[0], call[1], call[2]) if call is not None else None}
+
+    def family(self, oids):
+        """The parameters of the smallest visible modules that hold some of `oids` directly or below: {module oid: parameters}."""
+        out = {}
+        for oid, obj in self.st.heap.objects():
+            if obj.kind == "module" and not obj.open:
+                params, open_ = self.parameters_of(Ref(oid))
+                mine = {p.oid for p in params}
+                if not open_ and mine & oids:
+                    out[oid] = mine
+        return out
+
+    def finish_optimizers(self):
+        """Parameters that a loss trains and that no optimizer of the program moves, although it moves their siblings."""
+        if not self.concrete or not self.optimizers or not self.terms:
+            return
+        held = self.held()
+        live = set().union(*(t.live for t in self.terms))
+        loose = {i for i in live - held - self.replaced if (o := self.st.heap.get(i)) is not None and o.kind == "tensor" and o.param
+                 and o.rg is not False and o.leaf is True and not o.dead}
+        for ref in self.optimizers:
+            obj, how = self.obj(ref), self.built.get(ref.oid)
+            if obj is None or how is None or obj.reached is None or ref.oid not in self.ever_stepped or not obj.items:
+                continue
+            items = {p.oid for p in obj.items if isinstance(p, Ref)}
+            if any(self.st.heap.get(i) is None or self.st.heap[i].kind != "tensor" for i in items):
+                self.stale_opaque(ref, obj, how)
+                continue
+            if obj.open or any(t.blind for t in self.terms):
+                continue
+            self.stale(ref, items, loose, live, how) or self.missing(ref, items, loose, how)
+
+    def stale(self, ref, items, loose, live, how):
+        for module, params in self.family(items).items():
+            new = {i for i in params & loose if i > ref.oid}
+            thawed = {i for i in params & loose if i in how["frozen"]}
+            if new or thawed:
+                return self.stale_fact(how, new or thawed, "new" if new else "thawed")
+        for oid, reached in self.idle_steps:  # a copy is trained and the optimizer still holds the original
+            if oid == ref.oid and (new := {i for i in loose & reached if i > ref.oid}):
+                return self.stale_fact(how, new, "copied")
+        return False
+
+    def stale_fact(self, how, lost, why, place=None):
+        if why == "copied":
+            source = self.st.heap[min(lost)]
+            place = source.statement
+        elif how["call"] is not None:
+            place = (how["call"][0], how["call"][1])
+        module, stmt = place or (how["module"], how["stmt"])
+        made = min((self.st.heap[i] for i in lost if i in self.st.heap), key=lambda o: o.statement[1].lineno if o.statement else 0, default=None)
+        related = (made.statement[0].path, made.statement[0].span(made.statement[1])) if made is not None and made.statement is not None else None
+        self.fact("stale-optimizer", stmt, True, module=module, stmt=stmt, why=why, lost=self.names_of(lost), made=related)
+        return True
+
+    def stale_opaque(self, ref, obj, how):
+        """A layer of a model that we can't see into is replaced after the optimizer was built from its parameters."""
+        owners = {i for p in obj.items if isinstance(p, Ref) and self.obj(p) is not None for i in self.obj(p).ins}
+        held = self.held()
+        for owner, attr, value, place in self.replacements:
+            if owner not in owners or value.oid < ref.oid:
+                continue
+            params = {p.oid for p in self.parameters_of(value)[0]}
+            if params and not params & held and any(owner in t.live for t in self.terms):
+                self.stale_fact(how, params, "new")
+                return
+
+    def missing(self, ref, items, loose, how):
+        """Groups were made of some layers of a module, and one of its trained layers is in none."""
+        for module, params in sorted(self.family(items).items()):
+            left = {i for i in params & loose if self.st.heap[i].rg is True}
+            if not left or not items <= params:
+                continue
+            obj = self.st.heap[module]
+            children = [c for c in [*obj.attrs.values(), *(obj.items.values() if isinstance(obj.items, dict) else obj.items)] if isinstance(c, Ref)]
+            with_held = [c for c in children if {p.oid for p in self.parameters_of(c)[0]} & items]
+            without = [c for c in children if (mine := {p.oid for p in self.parameters_of(c)[0]}) and mine <= left]
+            if len(with_held) < 2 or not without or any(c.oid in self.called_methods for c in without):
+                continue
+            if obj.loaded or any(self.st.heap[c.oid].loaded for c in without):
+                continue
+            self.fact("optimizer-missing-parameters", how["node"], True, module=how["module"], stmt=how["stmt"], lost=self.names_of(left),
+                      layers=self.names_of({c.oid for c in without}))
+            return True
+        return False
+
+    def flag_on_module(self, target, ref, value, stmt):
+        flag = bool(value.value) if isinstance(value, Const) else None
+        self.module_flags.append(((self.statements[-1][0], stmt, target), ref, flag))
+
+    def finish_branches(self):
+        """Was the function that would have used the leaf never called, or was it called and went another way?"""
+        for fact in self.branch_facts:
+            fact.info["called"] = fact.info["function"] is None or fact.info["function"] in self.visited
+
+    def finish_flags(self):
+        for (module, stmt, target), ref, flag in self.module_flags:
+            obj = self.st.heap.get(ref.oid) if self.st is not None else None
+            if obj is None or obj.kind == "opaque" and ref.oid not in self.modules | self.callees | self.called_methods | self.trained:
+                continue
+            if obj.kind == "opaque" and (obj.param or obj.flagged is not None):
+                continue
+            self.fact("requires-grad-on-module", stmt, True, module=module, stmt=stmt, target=module.source(target.value), flag=flag,
+                      value=module.source(stmt.value) if isinstance(stmt, ast.Assign) else None)
+
+
+def uses_in(tree, called, match):
+    """The first load that `match` accepts: anywhere in a function that nobody called, else in a branch."""
+    scopes = [tree] if not called else [part for n in ast.walk(tree) if isinstance(n, (ast.If, ast.IfExp)) for part in branches(n)]
+    for scope in scopes:
+        for n in ast.walk(scope):
+            if match(n) and isinstance(n.ctx, ast.Load):
+                return n
+    return None
+
+
+def branches(node):
+    return [node.body, node.orelse] if isinstance(node, ast.IfExp) else [*node.body, *node.orelse]
+
+
+def is_tensor_method(name):
+    return operations.lookup(name) is not None or name.startswith("__")
