@@ -25,7 +25,7 @@ MOST = 24  # cuts that one value remembers
 class Term:
     """An additive term of a loss: what it reaches by the recorded path, and the cuts below it with all that lies behind them."""
 
-    __slots__ = ("live", "blind", "cuts", "path", "span", "statement", "shared", "hidden", "alone")
+    __slots__ = ("live", "blind", "cuts", "path", "span", "statement", "shared", "hidden", "alone", "held")
 
 
 class Cuts:
@@ -141,7 +141,7 @@ class Cuts:
         whole = set().union(*(live for (live, _, _), _ in parts)) if parts else set()
         for (live, blind, cuts), oid in parts:
             term = Term()
-            term.live, term.blind, term.hidden = live, blind, hidden
+            term.live, term.blind, term.hidden, term.held = live, blind, hidden, None
             term.path, term.span, term.statement = module.path, module.span(node), module.span(stmt)
             term.cuts = [(c, self.behind(c, memo)) for c in capped(cuts) if not self.cancels(c, nodes)]
             term.alone = len(parts) == 1
@@ -161,8 +161,14 @@ class Cuts:
         if cut.kind in SOFT:
             source = self.st.heap.get(cut.source)
             if source is not None and source.linear is not None:
-                return bool((self.additive(Ref(cut.source))[0] - {cut.source}) & nodes)
+                inner = self.additive(Ref(cut.source))[0] - {cut.source}
+                return bool(inner & nodes) or bool({self.same(i) for i in inner} & {self.same(i) for i in nodes} - {None})
         return False
+
+    def same(self, oid):
+        """What two evaluations of the same expression have in common (`x.sigmoid()` written twice)."""
+        obj = self.st.heap[oid]
+        return (obj.ins, ast.dump(obj.node)) if isinstance(obj.node, ast.AST) and obj.ins else None
 
     def settle(self):
         """Judge the losses so far by what the optimizers stepped since then hold."""
@@ -185,6 +191,7 @@ class Cuts:
         self.stepped.clear()
         pending, self.pending = self.pending, []
         for term in pending:
+            term.held = held if known else None
             for cut, behind in term.cuts:
                 if not term.alone and (obj := self.st.heap.get(cut.source)) is not None and obj.flat is cut:
                     continue  # `x.floor() + f(x)`: a step that others smooth
@@ -220,6 +227,7 @@ class Cuts:
         if any(t.blind for t in self.terms):
             return
         wanted = {i for i in self.wanted if self.is_trained(i)} if self.concrete else set()
+        read, owned = set(wanted), self.held()
         for ref in self.optimizers:
             obj = self.obj(ref)
             for p in obj.items if obj is not None and obj.reached is not None else ():
@@ -230,8 +238,24 @@ class Cuts:
             self.st.heap[i].kind == "tensor" and self.st.heap[i].leaf is True and self.st.heap[i].rg is True or i in self.trained)}
         for term in self.terms:
             for cut, behind in term.cuts:
-                if lost := behind & wanted:
+                # A loss that another optimizer's step follows need not train it.
+                if lost := {i for i in behind & wanted if term.held is None or i in term.held or i in read and i not in owned}:
                     self.cut_fact(cut, term, lost)
+
+    def raising(self, loss, node, module):
+        """Operations on the recorded path of a loss that have no derivative at all: backward raises."""
+        for v in self.flat([loss]):
+            for p in values_of(v):
+                if not isinstance(p, Ref):
+                    continue
+                live, _, _ = self.recorded(p.oid)
+                for i in sorted(live):
+                    obj = self.st.heap[i]
+                    if obj.raises is not None and obj.rg is True:
+                        (where, stmt), op_node, name = obj.raises
+                        leaves = {j for j in self.below(i) if self.is_trained(j)}
+                        self.fact("nondifferentiable-op", op_node, True, module=where, stmt=stmt, cut="op", op=name, raises=True, hidden=False,
+                                  loss=(module.path, module.span(node)), lost=self.names_of(leaves))
 
     def cut_fact(self, cut, term, lost):
         from gradfix.analysis.facts import Fact

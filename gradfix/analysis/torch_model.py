@@ -637,7 +637,7 @@ class TorchModel(Cuts, Training):
             return result
         name = "sum" if obj.origin and str(obj.origin).endswith("Loss") else ""
         result = self.operation(node, [*parameters, *args, *kwargs.values()], name)
-        if str(obj.origin) in ("LSTM", "GRU", "RNN", "MultiheadAttention"):
+        if str(obj.origin) in ("LSTM", "GRU", "RNN", "MultiheadAttention", "LSTMCell"):
             return self.new("tuple", items=(result, self.operation(node, [*parameters, *args], "")))
         return result
 
@@ -661,6 +661,8 @@ class TorchModel(Cuts, Training):
             names.append("bias")
         if name in ("LSTM", "GRU", "RNN"):
             names = ["weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0"]
+        elif name in ("LSTMCell", "GRUCell", "RNNCell"):
+            names = ["weight_ih", "weight_hh", "bias_ih", "bias_hh"]
         elif name not in BIASED and name != "Embedding":
             obj.open = True
             return ref
@@ -1578,6 +1580,7 @@ class TorchModel(Cuts, Training):
                 if self.obj(p) is not None and self.obj(p).kind == "opaque":
                     self.update(p, rg=True)
         self.note_loss(loss, node, module)
+        self.raising(loss, node, module)
         self.frozen_loss(loss, event)
         reached, through = self.reach(loss)
         event.reached = reached
@@ -1861,6 +1864,10 @@ class TorchModel(Cuts, Training):
 
     def missing_flag(self, ref, obj, where, holder):
         module, stmt = self.statements[-1]
+        if obj.frozen is not None:
+            if self.concrete and not self.is_loop_variable(where.value if isinstance(where, ast.Attribute) else where):
+                self.frozen_fact(obj, "read", module.path, module.span(where), holder=module.source(holder))
+            return
         if ref.oid in self.derived:
             self.derived[ref.oid]["confirmed"] = True
             return
