@@ -62,7 +62,7 @@ for p in towers.parameters():
 
 Fix safety
 ----------
-As for GF301: safe for a statement whose results nothing later needs.
+As for GF301: safe for a statement whose results nothing later needs. `allow_unused=True` is unsafe: what follows must take `None`.
 
 References
 ----------
@@ -71,7 +71,7 @@ References
 
 from codemods.none_guarded_grad import repair
 from gradfix.codemod import Codemod
-from gradfix.findings import Related, Severity, Verdict
+from gradfix.findings import AddArgument, Applicability, Fix, Related, Severity, Verdict
 
 codemod = Codemod(__name__, code="GF303", promises=(Verdict.GAINED,))
 
@@ -89,6 +89,10 @@ def check(facts):
         what = f"`{holder}.grad` is `None` for `{name}`" if holder else f"`{name}` is not in this graph, so this raises without `allow_unused=True`"
         yield codemod.finding(
             path=fact.path, span=fact.span, severity=Severity.ERROR, message=f"{what}: the code that uses it did not run in this forward",
-            fix=repair(facts, fact) if holder else None, related=[Related(path, span, "it is used here, which did not run")],
+            fix=repair(facts, fact) if holder else allow_unused(fact), related=[Related(path, span, "it is used here, which did not run")],
             statement_rows=(fact.statement.row, fact.statement.end_row),
         )
+
+
+def allow_unused(fact):
+    return Fix(Applicability.UNSAFE, "Allow unused inputs", (AddArgument(fact.path, fact.span, "allow_unused=True"),))

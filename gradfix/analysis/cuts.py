@@ -148,7 +148,7 @@ class Cuts:
             fed = {m for m, a in self.fed if a in nodes and m is not None and m in self.callees}
             term.shared = frozenset(i for c, _ in term.cuts for i in [c] if self.shares_model(c.source, whole | fed))
             terms.append(term)
-        self.pending.extend(terms)
+        self.unsettled.extend(terms)
         self.terms.extend(terms)
         self.last_terms = len(terms)
         if wanted is not None:
@@ -175,10 +175,10 @@ class Cuts:
         if not self.stepped and not self.settling:
             return
         held, known = set(), bool(self.stepped)
-        reached = set().union(*(t.live for t in self.pending)) if self.pending else set()
+        reached = set().union(*(t.live for t in self.unsettled)) if self.unsettled else set()
         for oid in self.stepped:
             obj = self.st.heap.get(oid) if self.st is not None else None
-            if self.pending and obj is not None and obj.kind == "optimizer" and not any(isinstance(p, Ref) and p.oid in reached for p in obj.items):
+            if self.unsettled and obj is not None and obj.kind == "optimizer" and not any(isinstance(p, Ref) and p.oid in reached for p in obj.items):
                 self.idle_steps.append((oid, reached))
             if obj is None or obj.kind != "optimizer" or not obj.items:
                 known = False
@@ -189,7 +189,7 @@ class Cuts:
                     if isinstance(v, Ref):
                         held |= self.with_module(v.oid)
         self.stepped.clear()
-        pending, self.pending = self.pending, []
+        pending, self.unsettled = self.unsettled, []
         for term in pending:
             term.held = held if known else None
             for cut, behind in term.cuts:

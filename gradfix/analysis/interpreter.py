@@ -36,21 +36,21 @@ class LazyNames(dict):
 
     def __init__(self, interpreter, frame, pending):
         super().__init__()
-        self.interpreter, self.frame, self.pending, self.running = interpreter, frame, pending, set()
+        self.interpreter, self.frame, self.unsettled, self.running = interpreter, frame, pending, set()
 
     def __contains__(self, name):
-        return dict.__contains__(self, name) or name in self.pending
+        return dict.__contains__(self, name) or name in self.unsettled
 
     def __iter__(self):
-        return iter(dict.fromkeys([*self.pending, *dict.keys(self)]))
+        return iter(dict.fromkeys([*self.unsettled, *dict.keys(self)]))
 
     def __getitem__(self, name):
         value = dict.get(self, name)
         stale = value is None or isinstance(value, Ref) and value.oid not in self.interpreter.st.heap
-        if stale and name in self.pending and name not in self.running:
+        if stale and name in self.unsettled and name not in self.running:
             self.running.add(name)
             try:
-                self.interpreter.bind_lazily(self.frame, self.pending[name])
+                self.interpreter.bind_lazily(self.frame, self.unsettled[name])
             finally:
                 self.running.discard(name)
             value = dict.get(self, name)
@@ -209,7 +209,7 @@ class Interpreter(tm.TorchModel):
         self.optimizers: list = []
         self.cut_reach: list = []
         self.terms: list = []
-        self.pending: list = []
+        self.unsettled: list = []
         self.stepped: set = set()
         self.wanted: set = set()
         self.cut_seen: set = set()
