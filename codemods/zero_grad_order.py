@@ -26,9 +26,9 @@ import torch
 
 w = torch.randn(3, requires_grad=True)
 opt = torch.optim.SGD([w], lr=0.1)
+opt.zero_grad()
 w.pow(2).sum().backward()
 opt.step()
-opt.zero_grad()
 ```
 
 Fix safety
@@ -80,6 +80,12 @@ def repair(facts, fact):
     if info["use"] == "accumulation":
         inner = syntax.suite(use)
         return Fix(Applicability.UNSAFE, "Clear after the step", (Move(fact.path, fact.statement, syntax.span(inner[-1])),))
+    if info["use"] == "step" and info.get("backward") and info["backward"][0] == fact.path:
+        filled = syntax.statement(syntax.find(info["backward"][1]))
+        before = suite[: suite.index(clear)]
+        # The usual order, which leaves the gradients readable; it would take from what another backward added.
+        if filled in before and not any("backward" in syntax.source(s) for s in before if s is not filled):
+            return Fix(Applicability.UNSAFE, "Clear before backward", (Move(fact.path, fact.statement, syntax.span(filled), before=True),))
     use = next((n for n in [use, *syntax.ancestors(use)] if n in suite), None)
     if use is None or suite.index(use) < suite.index(clear):
         return None

@@ -72,6 +72,7 @@ Unfixable = Annotated[Optional[list[str]], typer.Option("--unfixable", metavar="
 ExtendSafe = Annotated[Optional[list[str]], typer.Option("--extend-safe-fixes", metavar="RULES", help="Rules whose unsafe fixes count as safe.")]
 Exclude = Annotated[Optional[list[str]], typer.Option("--exclude", metavar="PATTERNS", help="Paths to leave out (gitignore patterns).")]
 ForceExclude = Annotated[bool, typer.Option("--force-exclude", help="Leave out excluded paths even when named.")]
+Markdown = Annotated[bool, typer.Option("--include-markdown", help="Read the fenced Python of .md files, too.")]
 ConfigFile = Annotated[Optional[str], typer.Option("--config", metavar="FILE", help="The pyproject.toml or gradfix.toml to use.")]
 Isolated = Annotated[bool, typer.Option("--isolated", help="Use no config file.")]
 Torch = Annotated[Optional[str], typer.Option("--target-torch", metavar="VERSION", help="The torch version that the code runs on (default: newest).")]
@@ -153,9 +154,11 @@ class Session:
             left_out = self.force_exclude and name != "-" and discovery.is_excluded(name, self.excludes)
             self.files = [] if left_out else [name]
         else:
-            self.files, self.problems = discovery.discover(self.paths, self.excludes, self.force_exclude)
+            self.files, self.problems = discovery.discover(
+                self.paths, self.excludes, self.force_exclude, o.get("include_markdown") or conf.include_markdown
+            )
             if not self.files and not self.problems and not self.quiet:
-                say("warning: no Python files found under the given paths")
+                say("warning: no Python files or notebooks found under the given paths")
 
     def runner(self):
         from gradfix.runner import Runner
@@ -165,11 +168,11 @@ class Session:
     def report(self, result, runner, command: str, stream, text: str | None = None, **more) -> None:
         """Problems to stderr, findings to `stream` (or the output file) in the chosen format, or as the `text` given."""
         from gradfix import engine, preview, reports
+        from gradfix.findings import place
 
-        problems = sorted({*self.problems, *result.problems}, key=lambda p: (p.path, p.row or 0, p.col or 0, p.reason))
+        problems = sorted({*self.problems, *result.problems}, key=lambda p: p.sort_key)
         for p in problems:
-            place = p.path + (f":{p.row}" if p.row else "") + (f":{p.col}" if p.row and p.col else "")
-            say(f"error: {one_line(place)}: {one_line(p.reason)}")
+            say(f"error: {one_line(place(p.path, p.cell, p.row, p.col))}: {one_line(p.reason)}")
         self.all_problems = problems
         findings = [engine.with_settings(f, self.settings) for f in result.findings]
         fixes = preview.Fixes(result.project)
@@ -231,6 +234,7 @@ def check(
     extend_safe_fixes: ExtendSafe = None,
     exclude: Exclude = None,
     force_exclude: ForceExclude = False,
+    include_markdown: Markdown = False,
     config: ConfigFile = None,
     isolated: Isolated = False,
     target_torch: Torch = None,
@@ -296,6 +300,7 @@ def apply(
     extend_safe_fixes: ExtendSafe = None,
     exclude: Exclude = None,
     force_exclude: ForceExclude = False,
+    include_markdown: Markdown = False,
     config: ConfigFile = None,
     isolated: Isolated = False,
     target_torch: Torch = None,
@@ -356,13 +361,13 @@ def write_reason(error: OSError) -> str:
 
 def _dry_run(session: Session, done, exit_zero: bool) -> int:
     from gradfix import engine
+    from gradfix.findings import place
     from gradfix.reports import count
     from gradfix.reports.style import styler
 
-    problems = sorted({*session.problems, *done.result.problems}, key=lambda p: (p.path, p.row or 0, p.reason))
+    problems = sorted({*session.problems, *done.result.problems}, key=lambda p: p.sort_key)
     for p in problems:
-        place = p.path + (f":{p.row}" if p.row else "") + (f":{p.col}" if p.row and p.col else "")
-        say(f"error: {one_line(place)}: {one_line(p.reason)}")
+        say(f"error: {one_line(place(p.path, p.cell, p.row, p.col))}: {one_line(p.reason)}")
     diff = "".join(engine.unified_diff(p, done.before[p], done.after[p]) for p in sorted(done.after))
     if session.output_file is not None:
         try:

@@ -37,6 +37,7 @@ class Config(msgspec.Struct, forbid_unknown_fields=True, rename="kebab", kw_only
     unfixable: list[str] = []
     extend_safe_fixes: list[str] = []
     exclude: list[str] = []
+    include_markdown: bool = False
     per_file_ignores: dict[str, list[str]] = {}
     target_torch: str | None = None
     output_format: str | None = None

@@ -1,4 +1,4 @@
-"""Paths given by the user -> Python files, relative to the working folder where possible."""
+"""Paths given by the user -> Python files and notebooks, relative to the working folder where possible."""
 
 from __future__ import annotations
 
@@ -98,8 +98,9 @@ def is_excluded(path: str, excludes: Sequence[Patterns]) -> bool:
 
 
 def discover(
-    paths: Sequence[str], excludes: Sequence[Patterns] = (), force_exclude: bool = False
+    paths: Sequence[str], excludes: Sequence[Patterns] = (), force_exclude: bool = False, markdown: bool = False
 ) -> tuple[list[str], list[Problem]]:
+    endings = (".py", ".pyw", ".ipynb", *([".md"] if markdown else []))
     problems: list[Problem] = []
     found: list[str] = []
 
@@ -123,7 +124,7 @@ def discover(
                 if entry.name in DEFAULT_EXCLUDES:
                     continue
                 folders.append(entry.path)
-            elif entry.name.endswith((".py", ".pyw")):
+            elif entry.name.endswith(endings):
                 if not _ignored(stack, entry.path, False) and not any(p.verdict(entry.path) for p in excludes):
                     add(entry.path)
         for path in folders:
@@ -152,8 +153,6 @@ def discover(
             continue
         if os.path.isdir(path):
             walk(path, _above(path))
-        elif path.endswith(".ipynb") and os.path.exists(path):
-            problems.append(Problem(shown(path), "notebooks are not supported yet"))
         elif os.path.lexists(path) and os.path.exists(path) and not os.path.isfile(path):
             problems.append(Problem(shown(path), "neither a file nor a folder"))
         elif os.path.exists(path):

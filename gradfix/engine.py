@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import difflib
 import hashlib
 import io
@@ -10,14 +11,14 @@ import tokenize
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from gradfix import config, discovery, suppressions
 from gradfix.codemod import UNUSED_SUPPRESSION, Codemod
-from gradfix.findings import Applicability, Edit, Finding, Problem
+from gradfix.findings import Applicability, Edit, Finding, Problem, Span
 from gradfix.preview import by_path
 from gradfix.runner import Runner, describe
-from gradfix.source import SourceError, data_of, decode
+from gradfix.source import Source, SourceError, data_of, decode, in_cells
 
 MAX_ROUNDS = 10
 
@@ -137,8 +138,31 @@ def check(files: Sequence[str], settings: Settings, runner: Runner, overlay: dic
                 if UNUSED_SUPPRESSION.code in active:
                     findings.update(comments[path].unused(settings.rules, active))
     problems = list(dict.fromkeys(p for p in problems if p.path not in skipped))
-    problems.sort(key=lambda p: (p.path, p.row or 0, p.col or 0, p.reason))
-    return Result(project, sorted(findings, key=_order), problems, list(files), skipped)
+    problems.sort(key=lambda p: p.sort_key)
+    return Result(project, sorted((_in_cell(f, project) for f in findings), key=_order), problems, list(files), skipped)
+
+
+def _in_cell(finding: Finding, project) -> Finding:
+    """The finding with the rows of its cell, where its file or a related one has cells."""
+    cells = {p for p in (finding.path, *(r.path for r in finding.related)) if in_cells(p)}
+    if not cells:
+        return finding
+    sources = {path: decode(path, data_of(project, path)) for path in cells}
+    related = []
+    for r in finding.related:
+        if r.path in cells:
+            cell, span = sources[r.path].locate(r.span)
+            r = replace(r, cell=cell, span=span)
+        related.append(r)
+    finding = replace(finding, related=tuple(related))
+    if finding.path not in cells:
+        return finding
+    cell, span = sources[finding.path].locate(finding.span)
+    rows = finding.statement_rows
+    if rows != (0, 0):
+        _, whole = sources[finding.path].locate(Span(rows[0], 0, rows[1], 0))
+        rows = (whole.row, whole.end_row)
+    return replace(finding, cell=cell, span=span, statement_rows=rows)
 
 
 def _order(finding: Finding):
@@ -283,8 +307,6 @@ def _one_round(
 
     if not todo:
         return {}, []
-    from gradfix.rewriting import rewrite
-
     waiting: set[int] = set()  # fixes that can't go in this round
     changes: dict[str, bytes] = {}
     done: dict[str, list[int]] = {}  # file -> the fixes that its current new content holds
@@ -299,16 +321,16 @@ def _one_round(
             indexes = [i for i, _ in mine]
             if done.get(path) == indexes:
                 continue
-            old = data_of(result.project, path)
+            source = decode(path, data_of(result.project, path))
             try:
-                new, deferred = rewrite(old, [edits for _, edits in mine])
+                new, deferred = _rewritten(source, [edits for _, edits in mine])
             except Exception:
-                bad = _culprits(old, mine)
+                bad = _culprits(source, mine)
                 for index, error in bad.items():
                     finding = todo[index]
                     key = (finding.path, finding.code, path, str(error))
                     why = f"the fix of {finding.name} can't be made: {describe_rewrite(error)}"
-                    refused.setdefault(key, Problem(finding.path, why, finding.span.row, finding.span.col + 1))
+                    refused.setdefault(key, Problem(finding.path, why, finding.span.row, finding.span.col + 1, finding.cell))
                 waiting |= set(bad) or set(indexes[1:]) or set(indexes)  # each works alone: one now, the others later
                 again = True
                 break
@@ -333,13 +355,19 @@ def _one_round(
     return changes, landed
 
 
-def _culprits(data: bytes, groups) -> dict[int, Exception]:
+def _rewritten(source: Source, groups: Sequence[Sequence[Edit]]) -> tuple[bytes, list[int]]:
+    """The file with the edits made, and the groups that have to wait for another round."""
     from gradfix.rewriting import rewrite
 
+    code, deferred = rewrite(source.code, groups)
+    return source.updated(code), deferred
+
+
+def _culprits(source: Source, groups) -> dict[int, Exception]:
     bad = {}
     for index, edits in groups:
         try:
-            rewrite(data, [edits])
+            _rewritten(source, [edits])
         except Exception as error:
             bad[index] = error
     return bad
@@ -356,14 +384,22 @@ def describe_rewrite(error: BaseException) -> str:
 def what_is_wrong(path: str, old: bytes, new: bytes) -> str | None:
     """Why `new` must not replace `old`: it doesn't compile, or a comment is gone."""
     try:
+        before, after = decode(path, old), decode(path, new)
+        was, code = before.code, after.code
+    except SourceError as error:
+        return f"it could not be read: {error.reason}"
+    try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            compile(new, path, "exec", dont_inherit=True)
+            flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT if in_cells(path) else 0
+            compile(code, path, "exec", flags, dont_inherit=True)
     except SyntaxError as error:
         return f"it would not compile: {error.msg} (line {error.lineno})"
     except (ValueError, RecursionError, MemoryError, OverflowError) as error:
         return f"it would not compile: {type(error).__name__}"
-    if lost := _comments(old) - _comments(new):
+    if len(after.problems) > len(before.problems):
+        return f"it would not compile: {after.problems[-1].reason}"
+    if lost := _comments(was) - _comments(code):
         return f"a comment would be lost: {next(iter(lost))}"
     return None
 
@@ -384,11 +420,31 @@ def _comments(data: bytes) -> Counter:
 # ---------------------------------------------------------------------------- diffs
 
 
-def unified_diff(path: str, old: bytes, new: bytes, context: int = 3) -> str:
-    """A unified diff that `patch` and `git apply` take; newlines inside are those of the file."""
-    before = _text(path, old)
-    after = _text(path, new)
+def unified_diff(path: str, old: bytes, new: bytes, context: int = 3, raw: bool = False) -> str:
+    """A unified diff that `patch` and `git apply` take; newlines inside are those of the file.
+
+    Of a notebook, a diff of each changed cell, for people (`raw`: of its JSON, for `patch`).
+    """
     name = path.replace("\\", "/")
+    if path.endswith(".ipynb") and not raw:
+        try:
+            before, after = decode(path, old), decode(path, new)
+        except SourceError:
+            return unified_diff(path, old, new, context, raw=True)
+        return "".join(
+            _diff(f"{name}:cell {a.number}", *_ended(a.text, b.text), context)
+            for a, b in zip(before.cells, after.cells)
+            if a.text != b.text
+        )
+    return _diff(name, _text(path, old, raw), _text(path, new, raw), context)
+
+
+def _ended(*texts: str) -> list[str]:
+    """With a newline at the end, where none has one: in cells that is no news."""
+    return list(texts) if any(t.endswith("\n") for t in texts) else [t + "\n" for t in texts]
+
+
+def _diff(name: str, before: str, after: str, context: int) -> str:
     out = []
     # Split at "\n" only, as patch does.
     for line in difflib.unified_diff(
@@ -403,9 +459,11 @@ def _newline_split(text: str) -> list[str]:
     return [p + "\n" for p in parts[:-1]] + ([parts[-1]] if parts[-1] else [])
 
 
-def _text(path: str, data: bytes) -> str:
+def _text(path: str, data: bytes, raw: bool = False) -> str:
     try:
-        source = decode(path, data)
-        return ("\ufeff" if source.encoding == "utf-8-sig" else "") + source.text
+        if not raw and not in_cells(path):
+            source = decode(path, data)
+            return ("\ufeff" if source.encoding == "utf-8-sig" else "") + source.text
     except SourceError:
-        return data.decode("utf-8", "surrogateescape")
+        pass
+    return data.decode("utf-8", "surrogateescape")

@@ -236,6 +236,7 @@ class Related:
     path: str
     span: Span
     message: str
+    cell: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,10 +251,13 @@ class Finding:
     related: tuple[Related, ...] = ()
     # First and last row of the statement that holds the finding: a suppression comment on any of them counts.
     statement_rows: tuple[int, int] = (0, 0)
+    # In a notebook the cell, from 1, whose rows `span` and `statement_rows` count.  (Edits always have the rows of the
+    # program that the cells make up.)
+    cell: int | None = None
 
     @property
     def sort_key(self):
-        return (self.path, self.span, self.code)
+        return (self.path, self.cell or 0, self.span, self.code)
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,3 +268,14 @@ class Problem:
     reason: str
     row: int | None = None
     col: int | None = None
+    cell: int | None = None
+
+    @property
+    def sort_key(self):
+        return (self.path, self.cell or 0, self.row or 0, self.col or 0, self.reason)
+
+
+def place(path: str, cell: int | None, row: int | None, col: int | None = None) -> str:
+    """`train.py:3:5`, `lesson.ipynb:cell 2:3:5`: rows and columns from 1."""
+    parts = [path, f"cell {cell}" if cell else "", str(row) if row else "", str(col) if row and col else ""]
+    return ":".join(p for p in parts if p)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from gradfix.findings import DropUnusedImport, Edit, Finding, Fix, RenameImport, Span
-from gradfix.source import SourceError, data_of, decode, lines_of
+from gradfix.source import SourceError, data_of, decode, in_cells, lines_of
 
 SMALL_FILE = 120  # lines; shorter ones are not worth reducing
 
@@ -28,6 +28,7 @@ class Change:
     end: int
     new_start: int
     new: tuple[str, ...]
+    cell: int | None = None  # in a notebook, the cell whose lines these are
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,7 @@ class Replacement:
     column: int
     end_row: int
     end_column: int
+    cell: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +67,25 @@ def changes(old: Sequence[str], new: Sequence[str]) -> tuple[Change, ...]:
     )
 
 
+def in_cells_of(source, made: Sequence[Change]) -> tuple[Change, ...]:
+    """Changes of the program of a file with cells as changes of the cells (in Markdown: of the file)."""
+    program = lines_of(source.text)
+    for change in reversed(made):
+        program[change.start : change.end] = change.new
+    out: list[Change] = []
+    grown = 0  # by how many rows earlier changes moved those below
+    for index, text in source.changed("".join(program)).items():
+        cell = source.cells[index]
+        base = source.file_row(cell, 0)
+        mine = changes(cell.raw, lines_of(text))
+        out += [Change(c.start + base, c.end + base, c.new_start + base + grown, c.new, cell.number) for c in mine]
+        if cell.number is None:
+            grown += sum(len(c.new) - (c.end - c.start) for c in mine)
+    return tuple(out)
+
+
 def replacements(old: Sequence[str], changed: Iterable[Change]) -> list[Replacement]:
-    return [Replacement("".join(c.new), *_start(old, c.start), *_start(old, c.end)) for c in changed]
+    return [Replacement("".join(c.new), *_start(old, c.start), *_start(old, c.end), c.cell) for c in changed]
 
 
 FAR = 10  # unchanged lines between the changes of one fix; with more of them a reviewer can't see what it does
@@ -117,16 +136,18 @@ class Fixes:
     def __init__(self, project):
         self.project = project
         self._cache: dict[tuple[str, tuple[Edit, ...]], tuple[Change, ...] | None] = {}
-        self._lines: dict[str, list[str]] = {}
+        self._lines: dict[tuple[str, int | None], list[str]] = {}
         self._reducers: dict[str, Reducer] = {}
 
-    def lines(self, path: str) -> list[str]:
-        if path not in self._lines:
+    def lines(self, path: str, cell: int | None = None) -> list[str]:
+        """The lines of a file, or of a cell of a notebook."""
+        if (path, cell) not in self._lines:
             try:
-                self._lines[path] = lines_of(decode(path, data_of(self.project, path)).text)
+                source = decode(path, data_of(self.project, path))
+                self._lines[path, cell] = source.lines(cell) if in_cells(path) else lines_of(source.text)
             except SourceError:
-                self._lines[path] = []
-        return self._lines[path]
+                self._lines[path, cell] = []
+        return self._lines[path, cell]
 
     def changed(self, fix: Fix) -> dict[str, tuple[Change, ...]]:
         """path -> its changes; empty when the fix can't be made."""
@@ -143,7 +164,9 @@ class Fixes:
     def replacements(self, path: str, fix: Fix) -> list[Replacement]:
         """The fix as replacements in `path`.  None of them when it touches other files too: half a fix is none."""
         changed = self.changed(fix)
-        return replacements(self.lines(path), changed[path]) if set(changed) == {path} else []
+        if set(changed) != {path}:
+            return []
+        return [r for change in changed[path] for r in replacements(self.lines(path, change.cell), [change])]
 
     def suggestion(self, path: str, fix: Fix) -> Suggestion | None:
         """The fix as one replacement of whole lines in `path`; None where it is not one."""
@@ -162,7 +185,8 @@ class Fixes:
                 try:
                     new, deferred = rewrite(source.encode(candidate), [edits])
                     if not deferred:
-                        return changes(lines_of(candidate), lines_of(decode(path, new).text))
+                        made = changes(lines_of(candidate), lines_of(source.decode_code(new)))
+                        return in_cells_of(source, made) if in_cells(path) else made
                 except Exception:  # try the whole file; `apply` says why that fails
                     pass
         except (SourceError, UnicodeError):

@@ -12,7 +12,7 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 
 from gradfix.findings import Problem
-from gradfix.source import SourceError, decode, syntax_problem
+from gradfix.source import SourceError, decode, in_cells, syntax_problem
 
 POOL_FROM_BYTES = 64 * 1024
 CHUNK_BYTES = 512 * 1024
@@ -95,7 +95,9 @@ def _check_syntax(project, unread: dict[str, bytes], part: Part) -> None:
         if path in named or parsed.get(path) is not None:
             continue
         try:
-            wrong = syntax_problem(decode(path, data).text)
+            source = decode(path, data)
+            part.problems.extend(source.problems)
+            wrong = syntax_problem(source.text) if not in_cells(path) else None
         except SourceError as error:
             wrong = error
         if wrong is not None:
@@ -128,12 +130,12 @@ def _worker_start():
 
 
 def _size(project, path: str) -> int:
-    if path in project.overlay:
-        return len(project.overlay[path])
+    """How much there is to read; of a notebook most is outputs, which are skipped."""
     try:
-        return os.path.getsize(path)
+        size = len(project.overlay[path]) if path in project.overlay else os.path.getsize(path)
     except OSError:
         return 0
+    return size // 8 if path.endswith(".ipynb") else size
 
 
 def chunks(project, paths: Sequence[str], jobs: int) -> list[list[str]]:

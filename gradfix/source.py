@@ -8,7 +8,11 @@ import os
 import stat
 import tempfile
 import tokenize
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+
+from gradfix.findings import Problem
 
 
 class SourceError(Exception):
@@ -31,8 +35,25 @@ class Source:
     text: str
     encoding: str  # "utf-8-sig" where the file starts with a byte order mark
 
+    @property
+    def code(self) -> bytes:
+        """`text` as the bytes of a Python file."""
+        return self.data
+
     def encode(self, text: str) -> bytes:
         return text.encode(self.encoding)
+
+    def decode_code(self, code: bytes) -> str:
+        return code.decode(self.encoding)
+
+    def updated(self, code: bytes) -> bytes:
+        """The file with `code` for its Python (ValueError where that can't be)."""
+        return code
+
+    @property
+    def problems(self) -> Sequence[Problem]:
+        """Parts of the file that can't be used; the rest can."""
+        return ()
 
 
 def _place(data: bytes, offset: int) -> tuple[int, int]:
@@ -42,6 +63,8 @@ def _place(data: bytes, offset: int) -> tuple[int, int]:
 
 
 def decode(path: str, data: bytes) -> Source:
+    if in_cells(path):
+        return _decode_cells(path, data)
     nul = data.find(b"\0")
     if nul >= 0:
         what = "UTF-16 or UTF-32 text" if data[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) else "a NUL byte"
@@ -65,6 +88,29 @@ def decode(path: str, data: bytes) -> Source:
     if not isinstance(text, str):
         raise SourceError(f"{encoding} is no text encoding", 1, 1)
     return Source(path, data, text, encoding)
+
+
+def in_cells(path: str) -> bool:
+    """Does the Python of such a file stand in cells: a notebook, or Markdown?"""
+    return path.endswith((".ipynb", ".md"))
+
+
+@lru_cache(maxsize=4)
+def _decode_cells(path: str, data: bytes) -> Source:
+    if path.endswith(".ipynb"):
+        from gradfix.notebook import Notebook as Kind
+    else:
+        from gradfix.markdown import Markdown as Kind
+    return Kind.read(path, data)
+
+
+def decode_utf8(data: bytes) -> tuple[str, str]:
+    """Text and encoding of a file that is UTF-8 by definition."""
+    encoding = "utf-8-sig" if data.startswith(codecs.BOM_UTF8) else "utf-8"
+    try:
+        return data.decode(encoding), encoding
+    except UnicodeDecodeError as wrong:
+        raise SourceError(_undecodable(data, wrong, encoding), *_place(data, wrong.start)) from None
 
 
 def _undecodable(data: bytes, wrong: UnicodeDecodeError, encoding: str) -> str:

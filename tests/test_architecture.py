@@ -19,7 +19,7 @@ LAYERS = """\
     gradfix.codemod
     gradfix.rewriting
     gradfix.analysis
-    gradfix.source : gradfix.old_python : gradfix.discovery : gradfix.config : gradfix.positions
+    gradfix.source : gradfix.cells : gradfix.notebook : gradfix.markdown : gradfix.old_python : gradfix.discovery : gradfix.config : gradfix.positions
     gradfix.findings
 """
 CONTRACT = f"""\

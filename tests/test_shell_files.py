@@ -113,10 +113,12 @@ def test_links_are_listed_once(tmp_path, monkeypatch):
     assert [(p.path, p.reason) for p in problems] == [("b.py", "broken symbolic link")]
 
 
-def test_notebooks_are_named(tmp_path, monkeypatch):
+def test_notebooks_and_markdown_are_found(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    write(tmp_path / "a.ipynb", "{}")
-    assert "not supported" in discover(["a.ipynb"])[1][0].reason
+    for name in ("a.ipynb", "b.md", ".ipynb_checkpoints/a.ipynb"):
+        write(tmp_path / name, "{}")
+    assert discover(["."]) == (["a.ipynb"], [])
+    assert discover(["."], markdown=True) == (["a.ipynb", "b.md"], [])
 
 
 def many(tmp_path, count=8):

@@ -1252,22 +1252,23 @@ def _is_generator(node):
 
 def observe_file(project, path, out, explain=None):
     """Interpret a file: its top level as a program, then what that never called, with unknown arguments."""
-    from gradfix.source import SourceError
+    from gradfix.source import SourceError, decode
 
     try:
-        data = project.data(path)
+        source = decode(path, project.data(path))
+        code = project.code(path)
     except OSError as error:
         out.problems.append(Problem(path, error.strerror or str(error)))
         return
-    try:
-        text = project.text(path)
     except SourceError as error:
         out.problems.append(Problem(path, error.reason, error.row, error.col))
         return
-    root = explain is not None or holds_root(data) or bool(SCRIPT.search(data)) and project.imports_root(path)
-    legacy = "legacy" in project.needs and LEGACY.search(data) is not None
+    root = explain is not None or holds_root(code) or bool(SCRIPT.search(code)) and project.imports_root(path)
+    legacy = "legacy" in project.needs and LEGACY.search(code) is not None
     if not root and not legacy:
         return
+    text = source.text
+    out.problems.extend(source.problems)
     module = project.module(path)
     if module is None:
         out.problems.append(parse_problem(path, text))

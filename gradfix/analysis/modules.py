@@ -80,10 +80,22 @@ class Project:
         with open(path, "rb") as handle:
             return handle.read()
 
+    def code(self, path: str) -> bytes:
+        """The bytes in which to look for words: those of the file, or of its cells."""
+        from gradfix.source import SourceError, decode, in_cells
+
+        data = self.data(path)
+        if not in_cells(path):
+            return data
+        try:
+            return decode(path, data).plain.encode("utf-8", "replace")
+        except SourceError:
+            return b""
+
     def holds_root(self, path: str) -> bool:
         if path not in self._roots:
             try:
-                self._roots[path] = holds_root(self.data(path))
+                self._roots[path] = holds_root(self.code(path))
             except OSError:
                 self._roots[path] = False
         return self._roots[path]
@@ -92,7 +104,7 @@ class Project:
         """The checked files that a file imports."""
         if path not in self._imports:
             try:
-                found = IMPORT.findall(self.data(path))
+                found = IMPORT.findall(self.code(path))
             except OSError:
                 found = []
             targets = (self.resolve(path, (name or plain).decode("utf-8", "replace"), len(dots)) for dots, name, plain in found)

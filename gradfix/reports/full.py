@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import unicodedata
+from itertools import groupby
 
-from gradfix.findings import Finding, Span
+from gradfix.findings import Finding, Span, place
 from gradfix.reports import Report, summary
 from gradfix.reports.style import SEVERITY, styler
 
@@ -25,43 +26,45 @@ def block(report: Report, finding: Finding, style) -> list[str]:
     color = SEVERITY[finding.severity.value]
     head = style(f"{finding.severity.value}[{finding.code}]", color, "bold")
     out = [f"{head} {style(finding.name, 'bold')}: {finding.message}"]
-    related = sorted(finding.related, key=lambda r: (r.path != finding.path, r.path, r.span))
+    home = (finding.path, finding.cell)
+    related = sorted(finding.related, key=lambda r: (r.path != finding.path, r.path, r.cell or 0, r.span))
     width = len(str(max([finding.span.end_row, *(r.span.row for r in related)])))
     margin = " " * width
     bar = style("|", "blue")
     arrow = style("-->", "blue")
 
-    places = [(finding.path, finding.span, "", "^", color)]
-    places += [(r.path, r.span, r.message, "-", "blue") for r in related]
-    out.append(f"{margin} {arrow} {finding.path}:{finding.span.row}:{finding.span.col + 1}")
-    # The places of the finding's own file in one excerpt, in order; other files below.
-    own = sorted((p for p in places if p[0] == finding.path), key=lambda p: (p[1].row, p[1].col))
+    places = [(home, finding.span, "", "^", color)]
+    places += [((r.path, r.cell), r.span, r.message, "-", "blue") for r in related]
+    out.append(f"{margin} {arrow} {place(*home, finding.span.row, finding.span.col + 1)}")
+    # The places of the finding's own file (or cell) in one excerpt, in order; others below.
+    own = sorted((p for p in places if p[0] == home), key=lambda p: (p[1].row, p[1].col))
     out.append(f"{margin} {bar}")
     last = None
-    for path, span, message, sign, tint in own:
+    for where, span, message, sign, tint in own:
         if last is not None and span.row > last + 1:
             out.append(style("...", "blue"))
-        out += excerpt(report, path, span, message, sign, tint, width, style, show=span.row != last)
+        out += excerpt(report, where, span, message, sign, tint, width, style, show=span.row != last)
         last = span.row if sign == "-" else max(span.row, min(span.end_row, span.row))
     current = None
-    for path, span, message, sign, tint in places:
-        if path == finding.path:
+    for where, span, message, sign, tint in places:
+        if where == home:
             continue
-        if path != current:
+        if where != current:
             out.append(f"{margin} {bar}")
-            out.append(f"{margin} {style(':::', 'blue')} {path}:{span.row}:{span.col + 1}")
+            out.append(f"{margin} {style(':::', 'blue')} {place(*where, span.row, span.col + 1)}")
             out.append(f"{margin} {bar}")
-            current = path
-        out += excerpt(report, path, span, message, sign, tint, width, style)
+            current = where
+        out += excerpt(report, where, span, message, sign, tint, width, style)
     out.append(f"{margin} {bar}")
     if finding.fix is not None:
         kind = finding.fix.applicability.value
         note = f"{margin} {style('=', 'blue')} {style(kind + ' fix', 'green' if kind == 'safe' else 'yellow', 'bold')}"
         out.append(f"{note}: {finding.fix.message}")
         for path, changed in sorted(report.fixes.changed(finding.fix).items()):
-            if path != finding.path:
-                out.append(f"{margin} {style(':::', 'blue')} {path}")
-            out += small_diff(report.fixes.lines(path), changed, width, style)
+            for cell, group in groupby(changed, key=lambda change: change.cell):
+                if (path, cell) != home:
+                    out.append(f"{margin} {style(':::', 'blue')} {place(path, cell, None)}")
+                out += small_diff(report.fixes.lines(path, cell), list(group), width, style)
     return out
 
 
@@ -80,8 +83,8 @@ def columns(text: str) -> int:
     )
 
 
-def excerpt(report, path, span: Span, message, sign, tint, width, style, show=True) -> list[str]:
-    lines = report.fixes.lines(path)
+def excerpt(report, where, span: Span, message, sign, tint, width, style, show=True) -> list[str]:
+    lines = report.fixes.lines(*where)
     if not 1 <= span.row <= len(lines):
         return [f"{' ' * width} {style('|', 'blue')} {message}"] if message else []
     raw = lines[span.row - 1].rstrip("\r\n")

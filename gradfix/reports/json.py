@@ -15,9 +15,14 @@ def place(row: int, column: int) -> dict:
     return {"row": row, "column": column}
 
 
+def in_cell(cell: int | None) -> dict:
+    """Where a part of a finding stands in a notebook: perhaps in another cell than the finding."""
+    return {} if cell is None else {"cell": cell}
+
+
 def edits(made: list[Replacement]) -> list[dict]:
     return [
-        {"content": r.content, "location": place(r.row, r.column), "end_location": place(r.end_row, r.end_column)}
+        {"content": r.content, "location": place(r.row, r.column), "end_location": place(r.end_row, r.end_column), **in_cell(r.cell)}
         for r in made
     ]
 
@@ -43,7 +48,7 @@ def finding_entry(report: Report, f: Finding) -> dict:
         "name": f.name,
         "message": f.message,
         "filename": f.path,
-        "cell": None,
+        "cell": f.cell,
         "location": place(f.span.row, f.span.col + 1),
         "end_location": place(f.span.end_row, f.span.end_col + 1),
         "severity": f.severity.value,
@@ -51,7 +56,7 @@ def finding_entry(report: Report, f: Finding) -> dict:
         "noqa_row": last,
         "fix": fix,
         "related": [
-            {"filename": r.path, "location": place(r.span.row, r.span.col + 1), "message": r.message}
+            {"filename": r.path, "location": place(r.span.row, r.span.col + 1), "message": r.message, **in_cell(r.cell)}
             for r in f.related
         ],
     }
@@ -64,7 +69,7 @@ def problem_entry(p: Problem) -> dict:
         "name": None,
         "message": p.reason,
         "filename": p.path,
-        "cell": None,
+        "cell": p.cell,
         "location": here,
         "end_location": dict(here),
         "severity": "error",
@@ -77,7 +82,7 @@ def problem_entry(p: Problem) -> dict:
 
 def entries(report: Report) -> list[dict]:
     found = [problem_entry(p) for p in report.problems] + [finding_entry(report, f) for f in report.findings]
-    return sorted(found, key=lambda e: (e["filename"], e["location"]["row"], e["location"]["column"], e["code"] or ""))
+    return sorted(found, key=lambda e: (e["filename"], e["cell"] or 0, e["location"]["row"], e["location"]["column"], e["code"] or ""))
 
 
 def dumps(value) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import collections
 import io
 import tokenize
@@ -17,6 +18,7 @@ from gradfix.old_python import PLACEHOLDER, with_async_renamed
 from gradfix.rewriting import imports as import_edits
 from gradfix.rewriting.locate import Locator
 
+AWAIT_ANYWHERE = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT  # as the cells of a notebook may
 STATEMENT_EDITS = (InsertBefore, InsertAfter, Wrap, Move, ReplaceStatement)
 
 
@@ -65,7 +67,7 @@ def rewrite(source: bytes, groups: Sequence[Sequence[Edit]]) -> tuple[bytes, lis
     if source.startswith(b"\xef\xbb\xbf") and not result.startswith(b"\xef\xbb\xbf"):
         result = b"\xef\xbb\xbf" + result
     try:
-        compile(result, "<rewritten>", "exec", dont_inherit=True)
+        compile(result, "<rewritten>", "exec", AWAIT_ANYWHERE, dont_inherit=True)
     except (SyntaxError, ValueError) as error:
         raise RewriteError(f"the result would not compile: {error}") from None
     lost = comments(source) - comments(result)
