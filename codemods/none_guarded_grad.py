@@ -106,7 +106,12 @@ def guard_statement(syntax, stmt, read, root, guard, path, holder):
             ReplaceStatement(path, syntax.span(stmt), f"{holder}.grad = {first} if {holder}.grad is None else {holder}.grad {sign} {wrapped}"),))
     if any(read in ast.walk(t) for t in targets) and isinstance(stmt, ast.Assign):
         return None  # the None is on the target: a guard would skip the copy
-    suite = syntax.suite(stmt)
+    if syntax.displayed(stmt):
+        shown = stmt.value.elts if isinstance(stmt.value, ast.Tuple) else [stmt.value]
+        shown = next(part for part in shown if read in ast.walk(part))
+        return Fix(Applicability.SAFE, "Show it where there is a gradient", (
+            ReplaceExpression(path, syntax.span(shown), f"__expr__ if {guard} else None"),))
+    suite = syntax.cell(syntax.suite(stmt), stmt)
     at = suite.index(stmt)
     loop = syntax.parents.get(stmt)
     in_loop = isinstance(loop, (ast.For, ast.AsyncFor)) and suite is loop.body and root in {
@@ -125,7 +130,9 @@ def guard_statement(syntax, stmt, read, root, guard, path, holder):
         if not in_loop:
             return None
         return Fix(Applicability.UNSAFE, "Skip where there is no gradient", (Wrap(path, syntax.span(stmt), syntax.span(suite[last]), f"if {guard}:"),))
-    return Fix(Applicability.SAFE, "Skip where there is no gradient", (Wrap(path, syntax.span(stmt), syntax.span(suite[last]), f"if {guard}:"),))
+    shown = any(syntax.displayed(s) for s in suite[at : last + 1])
+    return Fix(Applicability.UNSAFE if shown else Applicability.SAFE, "Skip where there is no gradient",
+               (Wrap(path, syntax.span(stmt), syntax.span(suite[last]), f"if {guard}:"),))
 
 
 def outside(syntax, stmt, suite, last):

@@ -80,14 +80,17 @@ def repair(facts, fact):
     if info["use"] == "accumulation":
         inner = syntax.suite(use)
         return Fix(Applicability.UNSAFE, "Clear after the step", (Move(fact.path, fact.statement, syntax.span(inner[-1])),))
-    if info["use"] == "step" and info.get("backward") and info["backward"][0] == fact.path:
-        filled = syntax.statement(syntax.find(info["backward"][1]))
+    shown = syntax.displayed(syntax.statement(use))
+    where = info.get("backward") or info.get("filled")
+    if (info["use"] == "step" or shown) and where and where[0] == fact.path:
+        filled = syntax.statement(syntax.find(where[1]))
         before = suite[: suite.index(clear)]
         # The usual order, which leaves the gradients readable; it would take from what another backward added.
         if filled in before and not any("backward" in syntax.source(s) for s in before if s is not filled):
-            return Fix(Applicability.UNSAFE, "Clear before backward", (Move(fact.path, fact.statement, syntax.span(filled), before=True),))
+            applicability = Applicability.SAFE if shown else Applicability.UNSAFE
+            return Fix(applicability, "Clear before backward", (Move(fact.path, fact.statement, syntax.span(filled), before=True),))
     use = next((n for n in [use, *syntax.ancestors(use)] if n in suite), None)
-    if use is None or suite.index(use) < suite.index(clear):
+    if use is None or shown or suite.index(use) < suite.index(clear):
         return None
     return Fix(Applicability.SAFE if info["use"] == "read" else Applicability.UNSAFE, "Clear after the use",
                (Move(fact.path, fact.statement, syntax.span(use)),))

@@ -2,8 +2,8 @@
 
 The cells are one program in order, and the rest of GradFix reads that program as it reads any file.  A marker row stands
 before each cell; magics and shell lines are masked by a name at the same row and column.  A cell that is no Python keeps
-its rows, blank, and its marker hands the names that it mentions to something unknown, so that nothing is concluded from
-what such a cell may have done.  Marker rows and masks lead back from a rewritten program to the cells.
+its rows, blank, and its marker makes what it seems to bind unknown, so that nothing is concluded from values that it may
+have changed.  Marker rows and masks lead back from a rewritten program to the cells.
 """
 
 from __future__ import annotations
@@ -41,8 +41,9 @@ class Cell:
     lines: list[str] = field(default_factory=list)  # its rows in the program, without newlines, masks as "\0N\0"
     masks: list[Mask] = field(default_factory=list)
     hidden: bool = False
-    silent: bool = False  # hidden, and no Python at all: nothing in the program depends on it
+    runs: bool = False  # hidden, but it does something to the values of the program
     wrong: SourceError | None = None
+    bound: set[str] = field(default_factory=set)  # the names that it binds at its top level
 
     @cached_property
     def raw(self) -> list[str]:
@@ -108,10 +109,14 @@ class Cells(Source):
 
     def marker(self, cell: Cell) -> str:
         at = f"{self.name}[{cell.index}]"
-        if not cell.hidden or cell.silent:
+        if not cell.hidden or not (cell.runs or cell.wrong):
             return at
         used, bound, imports = mentioned(cell.text)
-        return "; ".join([at, *imports, f"{''.join(f'{n} = ' for n in bound)}{self.name}({', '.join(used)})"])
+        if cell.runs:
+            bound |= used
+        if "backward" in cell.text:  # any tensor from above may have a gradient now
+            bound = bound.union(*(c.bound for c in self.cells[: cell.index]))
+        return "; ".join([at, *imports, "".join(f"{n} = " for n in sorted(bound)) + f"{self.name}()"])
 
     @property
     def problems(self) -> list[Problem]:
@@ -133,6 +138,12 @@ class Cells(Source):
 
     def decode_code(self, code: bytes) -> str:
         return code.decode("utf-8")
+
+    @property
+    def starts(self) -> tuple[int, ...]:
+        """The rows of the markers."""
+        self.text  # noqa: B018: lays out the cells
+        return tuple(c.row for c in self.cells)
 
     def cell_at(self, row: int) -> Cell:
         """The cell that a row of the program belongs to."""
@@ -290,7 +301,7 @@ def read_cell(cell: Cell) -> None:
     lines = [line.rstrip("\r\n") for line in cell.raw]
     first = next((line for line in lines if line.strip()), "")
     if first.lstrip().startswith("%%") and not PYTHON_BODY.match(first.lstrip()):
-        return hide(cell, silent=FOREIGN_BODY.match(first.lstrip()) is not None)
+        return hide(cell, runs=FOREIGN_BODY.match(first.lstrip()) is None)
     indent = first[: len(first) - len(first.lstrip(" \t"))]
     if indent:  # IPython runs it all the same
         lines = [line[len(indent) :] if line.startswith(indent) else line for line in lines]
@@ -311,6 +322,7 @@ def read_cell(cell: Cell) -> None:
         before, behind = rows[row].encode()[: node.col_offset], rows[last].encode()[node.end_col_offset :].strip()
         if not before.strip() and (not behind or behind.startswith(b"#")):
             masked[row] = (len(before), last + 1 - row, False, len(rows[row]))
+    cell.bound = {n.id for n in top_level(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
     cell.indent = indent
     cell.lines, cell.masks = [], []
     row = 0
@@ -328,8 +340,8 @@ def read_cell(cell: Cell) -> None:
         row += count
 
 
-def hide(cell: Cell, silent: bool = False) -> None:
-    cell.lines, cell.masks, cell.hidden, cell.silent = [""] * len(cell.raw), [], True, silent
+def hide(cell: Cell, runs: bool = False) -> None:
+    cell.lines, cell.masks, cell.hidden, cell.runs = [""] * len(cell.raw), [], True, runs
 
 
 def parse(text: str) -> ast.Module | None:
@@ -357,26 +369,31 @@ def compile_problem(text: str) -> SourceError:
 def whole_file_statements(tree: ast.Module, text: str):
     """Statements that Python takes in a cell but not further down in a file: `from __future__ import …`, and `global`
     where everything is global."""
-    if "__future__" not in text and not re.search(r"^\s*global\s", text, re.M):
-        return
+    if "__future__" in text or re.search(r"^\s*global\s", text, re.M):
+        for node in top_level(tree):
+            if isinstance(node, ast.Global) or isinstance(node, ast.ImportFrom) and node.module == "__future__":
+                yield node
+
+
+def top_level(tree: ast.Module):
+    """The nodes outside of functions and classes."""
     work: list[ast.AST] = [tree]
     while work:
         for node in ast.iter_child_nodes(work.pop()):
-            if isinstance(node, ast.Global) or isinstance(node, ast.ImportFrom) and node.module == "__future__":
-                yield node
-            elif not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda, ast.expr)):
+            yield node
+            if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)):
                 work.append(node)
 
 
-def mentioned(text: str) -> tuple[list[str], list[str], list[str]]:
+def mentioned(text: str) -> tuple[set[str], set[str], list[str]]:
     """The names in a text that is no Python, those of them that it seems to bind, and its lines that import."""
     imports = [line for line in text.splitlines() if re.match(r"(?:import|from)\s", line) and parse(line + "\n") is not None]
     imports = [re.sub(r"\s*(?:#.*)?$", "", line) for line in imports if "__future__" not in line]
-    text = re.sub(r"^(?:import|from)\s.*$|#.*$|'[^'\n]*'|\"[^\"\n]*\"", " ", text, flags=re.M)
-    plain = re.findall(r"(?<![\w.%!])[^\W\d]\w*", text)
+    text = re.sub(r"^(?:import|from)\s.*$|^%.*$|#.*$|'[^'\n]*'|\"[^\"\n]*\"", " ", text, flags=re.M)
+    plain = re.findall(r"(?<![\w.])[^\W\d]\w*", text)
     bound = re.findall(r"^[ \t]*([^\W\d][\w, \t]*?)[ \t]*=(?!=)|\b(?:for|as|def|class)[ \t]+([^\W\d][\w, \t]*)", text, re.M)
     bound = [name for pair in bound for part in pair for name in re.findall(r"[^\W\d]\w*", part)]
-    return sorted(filter(usable, set(plain))), sorted(filter(usable, set(bound))), imports
+    return set(filter(usable, plain)), set(filter(usable, bound)), imports
 
 
 def usable(name: str) -> bool:

@@ -441,7 +441,7 @@ def unified_diff(path: str, old: bytes, new: bytes, context: int = 3, raw: bool 
 
 def _ended(*texts: str) -> list[str]:
     """With a newline at the end, where none has one: in cells that is no news."""
-    return list(texts) if any(t.endswith("\n") for t in texts) else [t + "\n" for t in texts]
+    return list(texts) if any(t.endswith("\n") for t in texts) else [t and t + "\n" for t in texts]
 
 
 def _diff(name: str, before: str, after: str, context: int) -> str:

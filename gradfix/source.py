@@ -40,6 +40,11 @@ class Source:
         """`text` as the bytes of a Python file."""
         return self.data
 
+    @property
+    def starts(self) -> tuple[int, ...]:
+        """The rows above which one cell ends and below which another starts."""
+        return ()
+
     def encode(self, text: str) -> bytes:
         return text.encode(self.encoding)
 

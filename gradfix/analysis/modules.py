@@ -130,21 +130,25 @@ class Project:
 
     def module(self, path: str) -> Module | None:
         """The parsed module, or None when it can't be read or parsed (said elsewhere, once)."""
+        from gradfix.source import decode
+
         if path not in self._modules:
             try:
-                text = self.text(path)
+                source = decode(path, self.data(path))
+                text = source.text
                 self._parsed += len(text)
                 if self._parsed > TREES_CHARACTERS:
                     self._modules.clear()
                     self._parsed = len(text)
-                self._modules[path] = self._parse(path, text)
+                self._modules[path] = self._parse(path, source)
             except Exception:
                 self._modules[path] = None
         return self._modules[path]
 
-    def _parse(self, path: str, text: str) -> Module:
+    def _parse(self, path: str, source) -> Module:
+        text = source.text
         try:
-            return Module(path, text, ast.parse(text))
+            return Module(path, text, ast.parse(text), source.starts)
         except SyntaxError:
             if "async-argument" not in self.needs:
                 raise
@@ -175,8 +179,9 @@ class Project:
 
 
 class Module:
-    def __init__(self, path: str, text: str, tree: ast.Module):
+    def __init__(self, path: str, text: str, tree: ast.Module, cells: tuple[int, ...] = ()):
         self.path, self.text, self.tree = path, text, tree
+        self.cells = cells  # the rows behind which the cells of a notebook start
         self._lines: list[str] | None = None
 
     @property

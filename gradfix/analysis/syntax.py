@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from bisect import bisect_left
 
 
 class Syntax:
@@ -42,6 +43,24 @@ class Syntax:
             if isinstance(block, list) and stmt in block:
                 return block
         return [stmt]
+
+    def cell(self, suite, stmt):
+        """The statements of a suite that stand in the same cell as `stmt`."""
+        cells = self.module.cells
+        if not cells or suite is not self.module.tree.body:
+            return suite
+        here = bisect_left(cells, stmt.lineno)
+        return [s for s in suite if bisect_left(cells, s.lineno) == here and s.lineno not in cells]
+
+    def displayed(self, stmt) -> bool:
+        """Does a notebook show the value of the statement: an expression at the end of a cell?"""
+        body = self.module.tree.body
+        if not self.module.path.endswith(".ipynb") or not isinstance(stmt, ast.Expr) or stmt not in body:
+            return False
+        if isinstance(stmt.value, ast.Call) and isinstance(stmt.value.func, ast.Name) and stmt.value.func.id == "print":
+            return False  # its value is `None`
+        line = self.module.lines[stmt.end_lineno - 1].encode("utf-8")
+        return self.cell(body, stmt)[-1] is stmt and not line[stmt.end_col_offset :].lstrip().startswith(b";")
 
     def span(self, node):
         return self.module.span(node)

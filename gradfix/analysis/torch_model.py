@@ -1727,7 +1727,8 @@ class TorchModel(Cuts, Training):
                 module, stmt, call, *_ = obj.cleared
                 use_module, use_stmt = self.statements[-1]
                 return self.fact("zero-grad-order", call, True, module=module, stmt=stmt, use="read", use_path=use_module.path,
-                                 use_span=use_module.span(use_stmt), read=use_module.source(where), backward=None)
+                                 use_span=use_module.span(use_stmt), read=use_module.source(where), backward=None,
+                                 filled=(self.st.backwards[-1].path, self.st.backwards[-1].span))
             return self.none_use(ref, obj, where, holder, state)
         if obj.kind == "tensor" and obj.rg is False and obj.frozen is not None and state == "none" and self.st.backwards and self.concrete and (
                 not self.is_loop_variable(holder) and not self.caught()):
