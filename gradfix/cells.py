@@ -19,7 +19,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from gradfix.findings import Problem, Span
-from gradfix.source import Source, SourceError, lines_of, syntax_problem
+from gradfix.old_python import PLACEHOLDER, with_async_renamed
+from gradfix.source import Source, SourceError, lines_of, syntax_error, syntax_problem
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,7 @@ class Cell:
     hidden: bool = False
     runs: bool = False  # hidden, but it does something to the values of the program
     wrong: SourceError | None = None
+    outdated: bool = False  # `async` is an argument's name in it; the program has another name of that length
     bound: set[str] = field(default_factory=set)  # the names that it binds at its top level
 
     @cached_property
@@ -121,8 +123,16 @@ class Cells(Source):
     @property
     def problems(self) -> list[Problem]:
         """The cells that are no Python."""
+        return self._problems(outdated=False)
+
+    @property
+    def outdated(self) -> list[Problem]:
+        """The cells that are Python once `.cuda(async=True)` is repaired."""
+        return self._problems(outdated=True)
+
+    def _problems(self, outdated: bool) -> list[Problem]:
         self.text  # noqa: B018: reads the cells
-        wrong = ((c, c.wrong) for c in self.cells if c.wrong is not None)
+        wrong = ((c, c.wrong) for c in self.cells if c.wrong is not None and c.outdated is outdated)
         return [
             Problem(self.path, e.reason, e.row and self.file_row(c, e.row), e.col and e.col + len(c.indent), c.number)
             for c, e in wrong
@@ -179,6 +189,8 @@ class Cells(Source):
             mask = self.masks.get(match[1])
             return match[0] if mask is None else mask.text + ("" if mask.prefix else match[2])
 
+        if any(c.outdated for c in self.cells):
+            line = re.sub(rf"\b{PLACEHOLDER}\b", "async", line)
         return re.sub(rf"\b({self.name}\d+)\b((?: *;)?)", back, line)
 
     # ------------------------------------------------------- program -> file
@@ -311,10 +323,16 @@ def read_cell(cell: Cell) -> None:
     if tree is None:
         masked = magics(text)
         rows = blank_out(lines, masked)
-        tree = parse("\n".join(rows) + "\n")
+        text = "\n".join(rows) + "\n"
+        tree = parse(text)
         if tree is None:
-            cell.wrong = syntax_problem("\n".join(rows) + "\n") or compile_problem("\n".join(rows) + "\n")
-            return hide(cell)
+            cell.wrong = syntax_problem(text) or compile_problem(text)
+            renamed = with_async_renamed(text)
+            tree = parse(renamed) if renamed != text else None
+            if tree is None:
+                return hide(cell)
+            cell.outdated = True
+            lines = [async_renamed(line, row) for line, row in zip(lines, renamed.split("\n"))]
     else:
         rows = lines
     for node in whole_file_statements(tree, text):
@@ -340,6 +358,15 @@ def read_cell(cell: Cell) -> None:
         row += count
 
 
+def async_renamed(line: str, renamed: str) -> str:
+    """A line of a cell with the names that `renamed`, which may have masks, has for `async`."""
+    for found in re.finditer(PLACEHOLDER, renamed):
+        at = found.start()
+        if line[at : found.end()] == "async":
+            line = line[:at] + PLACEHOLDER + line[found.end() :]
+    return line
+
+
 def hide(cell: Cell, runs: bool = False) -> None:
     cell.lines, cell.masks, cell.hidden, cell.runs = [""] * len(cell.raw), [], True, runs
 
@@ -360,7 +387,7 @@ def compile_problem(text: str) -> SourceError:
     try:
         compile(text, "<cell>", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
     except SyntaxError as error:
-        return SourceError(f"syntax error: {error.msg}", error.lineno, error.offset)
+        return syntax_error(text, error)
     except (ValueError, RecursionError, MemoryError) as error:
         return SourceError(f"cannot be parsed: {error}")
     return SourceError("cannot be parsed")
@@ -461,7 +488,7 @@ def magic_of(line: str) -> tuple[int, bool, int] | None:
     body = line.lstrip(" \t")
     at = len(line) - len(body)
     if timed := _TIMED.match(body):
-        if len(timed[0]) > 4 and parse(body[timed.end() :] + "\n") is not None:
+        if parse(with_async_renamed(body[timed.end() :] + "\n")) is not None:
             return at, True, at + timed.end()
     if _WHOLE.match(body):
         return at, False, len(line)

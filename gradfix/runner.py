@@ -96,7 +96,7 @@ def _check_syntax(project, unread: dict[str, bytes], part: Part) -> None:
             continue
         try:
             source = decode(path, data)
-            part.problems.extend(source.problems)
+            part.problems += [*source.problems, *source.outdated]
             wrong = syntax_problem(source.text) if not in_cells(path) else None
         except SourceError as error:
             wrong = error

@@ -60,6 +60,11 @@ class Source:
         """Parts of the file that can't be used; the rest can."""
         return ()
 
+    @property
+    def outdated(self) -> Sequence[Problem]:
+        """Parts of it that only a run for old code can use."""
+        return ()
+
 
 def _place(data: bytes, offset: int) -> tuple[int, int]:
     before = data[:offset]

@@ -1268,7 +1268,7 @@ def observe_file(project, path, out, explain=None):
     if not root and not legacy:
         return
     text = source.text
-    out.problems.extend(source.problems)
+    out.problems += source.problems if "async-argument" in project.needs else [*source.problems, *source.outdated]
     module = project.module(path)
     if module is None:
         out.problems.append(parse_problem(path, text))
