@@ -361,6 +361,17 @@ def test_gitlab_format(repo, review):
     assert made["note"] is None
 
 
+def test_rdjson_format(repo, review):
+    unsafe = "import torch\nw = torch.zeros(2)\n(w * 2).sum().backward()\nprint(w.grad.norm())\n"
+    repo(FIRST, {**SECOND, "unsafe.py": unsafe})
+    found = json.loads(review("--base", "main", "--output-format", "rdjson").out)["diagnostics"]
+    assert [(d["location"]["path"], "suggestions" in d) for d in found] == [
+        ("train.py", True), ("train.py", True), ("unsafe.py", False)
+    ]  # fmt: skip
+    asked = json.loads(review("--base", "main", "--unsafe-fixes", "--output-format", "rdjson").out)["diagnostics"]
+    assert all("suggestions" in d for d in asked)
+
+
 # ------------------------------------------------------------------------- Markdown
 
 

@@ -154,6 +154,14 @@ def git_root() -> str:
     return os.path.abspath(os.fsdecode(git("rev-parse", "--show-cdup").rstrip(b"\n")) or ".")
 
 
+def likely_root() -> str:
+    """The root of the repository; without git, the working folder, where CI starts."""
+    try:
+        return git_root()
+    except ReviewError:
+        return os.getcwd()
+
+
 def commit(revision: str) -> str:
     try:
         return git("rev-parse", "--verify", "--quiet", "--end-of-options", revision + "^{commit}").decode().strip()
@@ -183,10 +191,7 @@ def from_diff(data: bytes) -> Changes:
     files = parse(data.decode("utf-8", "surrogateescape"))
     if data.strip() and not files:
         raise ReviewError("the diff can't be read: it names no file")
-    try:
-        root = git_root()
-    except ReviewError:
-        return Changes(os.getcwd(), files)
+    root = likely_root()
     try:
         head = commit("HEAD")
     except ReviewError:

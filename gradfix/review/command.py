@@ -94,7 +94,7 @@ def review(session, options: Options, runner) -> Outcome:
         raise ReviewError(f"the change can't be had: {unreachable}; --base REV or --diff FILE gives it")
     else:
         try:
-            change = request.changes(changes.git_root())
+            change = request.changes(changes.likely_root())
         except NotPosted as error:
             raise ReviewError(f"the change can't be had: {error}; --base REV or --diff FILE gives it") from None
     change, problems = select.fitting(change)
@@ -118,9 +118,15 @@ def review(session, options: Options, runner) -> Outcome:
     if options.format in ("github", "gitlab"):
         made = comments.build(outcome.all_findings, outcome.result, change, session.settings, runner)
         outcome.text = json.dumps(getattr(payload, options.format)(made), indent=2, ensure_ascii=True) + "\n"
-    elif options.format != "text":
-        outcome.report_as = options.format
+    elif options.format == "rdjson":  # who reads it offers each fix by a click
+        outcome.report_as = "rdjson"
+        clickable = [f if _may_click(f, session.settings) else replace(f, fix=None) for f in found]
+        outcome.result = replace(outcome.result, findings=clickable)
     return outcome
+
+
+def _may_click(finding: Finding, settings) -> bool:
+    return settings.unsafe_fixes or engine.is_safe(finding, settings)
 
 
 def _post(request, options: Options, outcome: Outcome, settings, change: changes.Changes, runner):
