@@ -1,5 +1,6 @@
 """`gradfix review`: what a change introduces, where it is said, and that it is posted once."""
 
+import dataclasses
 import json
 import os
 import re
@@ -8,7 +9,7 @@ from pathlib import Path
 
 import jsonschema
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 from review_support import API, Fault, GitHub, GitLab, blocks, clicked, git
@@ -125,9 +126,17 @@ def test_a_removed_line_is_a_cause(repo, review):
     kept += "h.sum().backward()\nprint(h.grad)\n"
     repo({"a.py": kept}, {"a.py": kept.replace("h.retain_grad()\n", "")})
     assert found(review("--base", "main").out) == ["a.py:14"]
-    diff = git(".", "diff", "main", "change")
-    Path("d.diff").write_text(diff)
-    assert found(review("--diff", "d.diff").out) == ["a.py:14"]
+    for context in ("-U3", "-U0"):
+        Path("d.diff").write_text(git(".", "diff", context, "main", "change"))
+        assert found(review("--diff", "d.diff").out) == ["a.py:14"]
+
+
+def test_a_hunk_that_only_removes_is_taken_back(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path, {"a.py": "1\n4\n5"})
+    diff = "--- a/a.py\n+++ b/a.py\n@@ -2,2 +1,0 @@\n-2\n-3\n@@ -6 +3 @@\n-6\n+5\n\\ No newline at end of file\n"
+    change = changes.Changes(str(tmp_path), changes.parse(diff))
+    assert changes.old_contents(change) == {"a.py": b"1\n2\n3\n4\n6\n"}
 
 
 def test_moved_and_renamed_files_bring_nothing_new(repo, review):
@@ -330,6 +339,28 @@ def test_an_unsafe_fix_is_a_suggestion_only_when_asked_for(repo, review):
     assert {k for b in asked for k, _ in blocks(b)} == {"suggestion"}
 
 
+def test_a_fix_of_two_files_is_shown_as_a_diff(repo):
+    """Half of it would be no fix."""
+    from gradfix import engine
+    from gradfix.codemod import load
+    from gradfix.findings import Fix, InsertBefore, Span
+    from gradfix.runner import Runner
+
+    repo({"b.txt": ""}, {"a.py": OLD, "b.py": "x = 1\n"})
+    rules = load()
+    options = engine.Settings(rules, {r.code for r in rules})
+    with Runner(1) as runner:
+        result = engine.check(["a.py", "b.py"], options, runner)
+        (finding,) = result.findings
+        more = InsertBefore("b.py", Span(1, 0, 1, 5), "y = 2")
+        both = Fix(finding.fix.applicability, "both", (*finding.fix.edits, more))
+        result.findings[:] = [dataclasses.replace(finding, fix=both)]
+        made = comments.build(result.findings, result, changes.from_git("main"), options, runner)
+    (comment,) = made.comments
+    assert comment.suggestion is None and "more than one file" in comment.items[0].note
+    assert "+++ b/a.py" in comment.items[0].diff and "+++ b/b.py" in comment.items[0].diff
+
+
 def test_a_cause_elsewhere_is_where_the_comment_stands(repo, review):
     """The finding's own line is not in the diff: the comment stands at the changed line that caused it."""
     repo(FIRST, {"model.py": SECOND["model.py"]})
@@ -375,7 +406,9 @@ def test_rdjson_format(repo, review):
 # ------------------------------------------------------------------------- Markdown
 
 
-@given(st.text(alphabet="`~ab\n ", max_size=60))
+@given(st.lists(st.sampled_from(["```", "`````", "~~~", "`", "a", "\n", " "]), max_size=12).map("".join))
+@example("```")
+@example("a\n`````\nb")
 def test_a_fence_holds_what_is_put_in(text):
     text += "\n"
     assert blocks(payload.fence(text, "diff")) == [("diff", text)]
@@ -706,6 +739,18 @@ def test_gitlab_post(gitlab, review):
     after = clicked(before, [(place["new_path"], place["new_line"], place["new_line"], note["body"])])
     review("train.py", "model.py", command="apply")
     assert contents(server.folder) == after != before
+
+
+def test_gitlab_suggestion_for_several_lines(gitlab, review):
+    two = OLD.replace("w = torch", "v = torch.zeros(3, requires_grad=True)\nw = torch").replace("(w - 1)", "(w + v - 1)")
+    two = two.replace("    w -= 0.1 * w.grad\n", "    w -= 0.1 * w.grad\n    v -= 0.1 * v.grad\n")
+    server = gitlab({"a.py": "x = 1\n"}, {"a.py": two})
+    review("--post", "gitlab")
+    (note,) = server.posted
+    assert note["position"]["new_line"] == 9 and "```suggestion:-1+0\n    with torch.no_grad():\n" in note["body"]
+    after = clicked(contents(server.folder), [("a.py", 9, 9, note["body"])])
+    review(command="apply")
+    assert contents(server.folder) == after
 
 
 def test_gitlab_added_lines_and_renames(gitlab, review):

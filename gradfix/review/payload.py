@@ -37,9 +37,9 @@ def prose(text: str) -> str:
     """A message as Markdown: its code spans stay, the rest can't mention, link or format."""
     text = " ".join(text.split())
     parts = text.split("`")
-    if len(parts) % 2 == 0:  # a backtick without a partner
+    if len(parts) % 2 == 0 or "``" in text:  # backticks that are no plain pairs
         return _escaped(text)
-    return "".join(f"`{part}`" if i % 2 and part else "``" if i % 2 else _escaped(part) for i, part in enumerate(parts))
+    return "".join(f"`{part}`" if i % 2 else _escaped(part) for i, part in enumerate(parts))
 
 
 def code(text: str) -> str:
