@@ -80,6 +80,17 @@ def test_the_same_again_gives_the_same_commits_and_a_second_run_changes_nothing(
     assert migrate(repo).code == 0 and "would be changed" not in migrate.out
 
 
+def test_the_branch_holds_what_apply_writes(migrate, tmp_path):
+    from gradfix import cli
+
+    repo = repository(tmp_path / "one", {"a.py": module("retain", "rebind", "norm", "typo", "integer", "item"), "b.py": module("norm", "retain")})
+    record = run_one(migrate, repo, "--write", "--unsafe-fixes")
+    assert len(record["commits"]) >= 5
+    cli.run(["apply", "--isolated", "--unsafe-fixes", "--extend-select", "GF9", str(repo)])
+    git(repo, "add", "-A")
+    assert git(repo, "write-tree") == git(repo, "rev-parse", record["branch"] + "^{tree}")
+
+
 def test_a_branch_of_that_name_that_holds_something_else_is_kept(migrate, tmp_path):
     repo = repository(tmp_path / "one")
     git(repo, "branch", "fix/all")
@@ -106,6 +117,18 @@ def test_patches_are_what_the_branch_holds(migrate, tmp_path):
     git(repo, "reset", "-q", "--hard", "HEAD~1")
     migrate("--patches", tmp_path / "out", repo)
     assert sorted(p.name for p in (tmp_path / "out" / "one").iterdir()) == ["0001-GF301-none-guarded-grad.patch", "notes.txt"]
+
+
+def test_notebooks(migrate, tmp_path):
+    cells = [{"cell_type": "code", "id": str(i), "metadata": {}, "outputs": [], "execution_count": None, "source": text.splitlines(True)}
+             for i, text in enumerate(["import torch", "%time\nw = torch.ones(3, requires_grad=True)\nh = w * 2", "h.sum().backward()", "h.grad"])]  # fmt: skip
+    notebook = {"cells": cells, "metadata": {}, "nbformat": 4, "nbformat_minor": 5}
+    repo = repository(tmp_path / "one", {"a.ipynb": json.dumps(notebook, indent=1) + "\n"})
+    record = run_one(migrate, repo, "--write")
+    assert [c["code"] for c in record["commits"]] == ["GF101"]
+    cells[2]["source"] = ["h.retain_grad()\n", "h.sum().backward()"]
+    assert json.loads(git(repo, "show", f"{record['branch']}:a.ipynb")) == notebook
+    assert git(repo, "diff", "--numstat", "main", record["branch"]).split()[:2] == ["1", "0"]
 
 
 def test_a_plain_folder_gives_patches_but_no_branch(migrate, tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 
+from gradfix.findings import place
 from gradfix.migrate.records import Record
 from gradfix.reports import count
 
@@ -41,11 +42,7 @@ def fixes(number: int) -> str:
 
 
 def problem_lines(record: Record) -> list[str]:
-    out = []
-    for p in record.problems:
-        place = p.path + (f":{p.row}" if p.row else "") + (f":{p.column}" if p.row and p.column else "")
-        out.append(f"error: {record.name}/{place}: {p.message}")
-    return out
+    return [f"error: {record.name}/{place(p.path, p.cell, p.row, p.column)}: {p.message}" for p in record.problems]
 
 
 class Plain:

@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 import msgspec
 
 from gradfix.config import ConfigError
+from gradfix.findings import place
 from gradfix.migrate.progress import details, fixes, outcome
-from gradfix.migrate.records import Record, Row
+from gradfix.migrate.records import Record
 from gradfix.reports import count
 from gradfix.source import atomic_write
 
@@ -226,7 +227,7 @@ def markdown_details(r: Record) -> list[str]:
     for v in r.verifications:
         lines.append(f"- {v.verdict}: `{printable(v.command).replace('`', chr(39))}`: {escaped(v.reason)}")
     lines += [f"- {escaped(note)}" for note in r.notes]
-    problems = (f"- {place(p)}: {escaped(p.message)}" for p in r.problems)
+    problems = (f"- {escaped(place(p.path, p.cell, p.row))}: {escaped(p.message)}" for p in r.problems)
     lines += fitting(problems, len(r.problems), 3000, "- … {} more problems")
     return lines or ["Nothing changed."]
 
@@ -250,10 +251,6 @@ def result(r: Record) -> str:
         return f"unchanged{verdict}"
     where = r.branch or ("patches" if r.mode == "patches" else "would change")
     return f"{where} ({count(len(r.commits), 'commit')}){verdict}"
-
-
-def place(p: Row) -> str:
-    return escaped(p.path) + (f", cell {p.cell}" if p.cell else "") + (f":{p.row}" if p.row else "")
 
 
 def escaped(text: str) -> str:
@@ -389,7 +386,7 @@ def as_html(records: Sequence[Record], started: str) -> str:
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
-    environment.filters.update(visible=visible, details=details, fixes=fixes, count=count, repositories=repositories)
+    environment.filters.update(visible=visible, place=place, details=details, fixes=fixes, count=count, repositories=repositories)
     records = [msgspec.structs.replace(r, name=visible(r.name), branch=r.branch and visible(r.branch)) for r in records]
     t = totals(records)
     ranked = sorted((r for r in records if r.fixed or r.left), key=lambda r: (-(r.fixed + len(r.left)), r.name))

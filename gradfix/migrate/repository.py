@@ -9,17 +9,18 @@ import shutil
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from gradfix import codemod, config, discovery, engine
 from gradfix.findings import Finding, Problem
 from gradfix.migrate import verification
 from gradfix.migrate.git import GitError, Repository, clone, text
 from gradfix.migrate.records import Commit, Job, Options, Record, Row, Verification, worst
+from gradfix.preview import by_path
+from gradfix.rewriting import RewriteError, rewrite
 from gradfix.runner import Runner, describe
-from gradfix.source import SourceError, atomic_write
+from gradfix.source import SourceError, atomic_write, data_of, decode, read_bytes
 
-MAX_PASSES = 10
 RESERVE = 0.1  # the part of the time limit that the verify command leaves for the rest
 
 
@@ -61,7 +62,6 @@ class Outcome:
     first: engine.Result
     last: engine.Result
     commits: list[Commit]
-    problems: list[Problem]
 
 
 class Migration:
@@ -98,7 +98,7 @@ class Migration:
             commits=outcome.commits,
             dropped=dropped,
             left=[finding_row(f, self.settings) for f in outcome.last.findings],
-            problems=problem_rows([*problems, *outcome.last.problems, *outcome.problems]),
+            problems=problem_rows([*problems, *outcome.last.problems]),
             notes=self.notes,
             verifications=verified,
         )
@@ -214,56 +214,43 @@ class Migration:
         return outcome
 
     def rewrite(self, without: set[str]) -> Outcome:
-        """One commit per rule, in passes until no rule changes anything: a fix may lay bare the next finding."""
+        """All rules to the end, as `gradfix apply` does it, and then taken apart into a commit per rule."""
         repository = self.repository
         settings = dataclasses.replace(self.settings, active=self.settings.active - without)
         repository.checkout(self.base, self.tree)
-        commits: list[Commit] = []
-        problems: list[Problem] = []
-        seconds, zone = (946684800, "+0000") if self.job.kind == "folder" else repository.date(self.base)
-        identity = repository.identity()
-        seen = {text(repository.git("rev-parse", f"{self.base}^{{tree}}")): 0}
+        looks: list[engine.Result] = []
+
+        def look(*arguments) -> engine.Result:
+            looks.append(engine.check(*arguments))
+            return looks[-1]
+
         with Runner(self.job.processes) as runner:
-            first = last = engine.check(self.files, settings, runner)
-            for _ in range(MAX_PASSES):
-                before = len(commits)
-                for rule in in_order(settings.rules):
-                    if not any(f.code == rule.code and wanted(f, settings) for f in last.findings):
-                        continue
-                    alone = dataclasses.replace(settings, active={rule.code})
-                    done = engine.apply(self.files, alone, runner)
-                    problems += done.result.problems
-                    if not done.after:
-                        continue
-                    for path, data in done.after.items():
-                        atomic_write(path, data)
-                    tree = repository.stage(self.tree, sorted(done.after))
-                    parent = commits[-1].hash if commits else self.base
-                    subject = f"Apply {rule.name} ({rule.code})"
-                    message = f"{subject}\n\n{describe_commit(rule, done)}\n"
-                    made = repository.commit(tree, parent, message, f"{seconds + len(commits)} {zone}", identity)
-                    if tree in seen:  # back where we were: rules undo each other
-                        names = sorted({c.rule for c in commits[seen[tree] :]} | {rule.name})
-                        problems += [Problem(p, f"left as it was: rules undo each other ({', '.join(names)})") for p in done.after]
-                        del commits[seen[tree] :]
-                        last = engine.check(self.files, settings, runner)
-                        return Outcome(first, last, commits, problems)
-                    commits.append(
-                        Commit(
-                            code=rule.code,
-                            rule=rule.name,
-                            subject=subject,
-                            fixes=len(done.fixed),
-                            files=sorted(done.after),
-                            diff=repository.diff(parent, made),
-                            hash=made,
-                        )
+            done = engine.apply(self.files, settings, runner, look=look)
+            commits: list[Commit] = []
+            seconds, zone = (946684800, "+0000") if self.job.kind == "folder" else repository.date(self.base)
+            identity = repository.identity()
+            for rule, changes, fixed in list(by_rule(done, settings.rules)):  # it reads files that are written below
+                for path, data in changes.items():
+                    atomic_write(path, data)
+                tree = repository.stage(self.tree, sorted(changes))
+                parent = commits[-1].hash if commits else self.base
+                subject = f"Apply {rule.name} ({rule.code})"
+                message = f"{subject}\n\n{describe_commit(rule, len(fixed), len(changes))}\n"
+                made = repository.commit(tree, parent, message, f"{seconds + len(commits)} {zone}", identity)
+                commits.append(
+                    Commit(
+                        code=rule.code,
+                        rule=rule.name,
+                        subject=subject,
+                        fixes=len(fixed),
+                        files=sorted(changes),
+                        diff=repository.diff(parent, made),
+                        hash=made,
                     )
-                    seen[tree] = len(commits)
-                if len(commits) == before:
-                    break
-                last = engine.check(self.files, settings, runner)
-        return Outcome(first, last, commits, problems)
+                )
+        if any(read_bytes(path) != data for path, data in done.after.items()):
+            raise RuntimeError("the rules one by one give another result than all at once")
+        return Outcome(looks[0], done.result, commits)
 
     def copy_for_trial(self, commit: str, folder: str) -> None:
         """All files of the repository as of `commit`, for the verify command."""
@@ -288,15 +275,41 @@ def in_order(rules: Sequence) -> list:
     return sorted(rules, key=lambda r: (r.code != "GF906", not r.code.startswith("GF9"), r.code))
 
 
-def wanted(finding: Finding, settings: engine.Settings) -> bool:
-    return engine.has_fix(finding, settings) and (settings.unsafe_fixes or engine.is_safe(finding, settings))
+def by_rule(done: engine.Applied, rules: Sequence) -> Iterator[tuple[codemod.Codemod, dict[str, bytes], list[Finding]]]:
+    """Each round of `apply`, one rule after the other: what it writes on top of those before it, and what it fixes.
+
+    The fixes of a round are places in one text, so the text with those of the first rules alone is made from it too.
+    """
+    for project, landed in done.steps:
+        now: dict[str, bytes] = {}
+        late: set[str] = set()
+        chosen: set[str] = set()
+        for rule in in_order(rules):
+            mine = [f for f in landed if f.code == rule.code]
+            if not mine:
+                continue
+            chosen.add(rule.code)
+            changes = {}
+            for path in sorted({e.path for f in mine for e in f.fix.edits} | late):
+                groups = [by_path(f.fix.edits).get(path) for f in landed if f.code in chosen]
+                source = decode(path, data_of(project, path))
+                try:
+                    new = source.updated(rewrite(source.code, [g for g in groups if g])[0])
+                except RewriteError:  # it takes the fixes of a later rule, too: they go together
+                    late.add(path)
+                    continue
+                late.discard(path)
+                if new != now.get(path, source.data):
+                    changes[path] = now[path] = new
+            if changes:
+                yield rule, changes, mine
 
 
-def describe_commit(rule, done: engine.Applied) -> str:
+def describe_commit(rule: codemod.Codemod, fixes: int, files: int) -> str:
     from gradfix import __version__
     from gradfix.reports import count
 
-    counts = f"{len(done.fixed)} {'fix' if len(done.fixed) == 1 else 'fixes'} in {count(len(done.after), 'file')}."
+    counts = f"{fixes} {'fix' if fixes == 1 else 'fixes'} in {count(files, 'file')}."
     return f"{counts} {rule.summary}\n\nMade by gradfix {__version__}; `gradfix rule {rule.code}` explains it."
 
 
@@ -363,6 +376,7 @@ def finding_row(f: Finding, settings: engine.Settings) -> Row:
         message=f.message,
         row=f.span.row,
         column=f.span.col + 1,
+        cell=f.cell,
         code=f.code,
         rule=f.name,
         severity=f.severity.value,
@@ -371,5 +385,5 @@ def finding_row(f: Finding, settings: engine.Settings) -> Row:
 
 
 def problem_rows(problems: Sequence[Problem]) -> list[Row]:
-    unique = sorted(set(problems), key=lambda p: (p.path, p.row or 0, p.col or 0, p.reason))
-    return [Row(path=p.path, message=p.reason, row=p.row, column=p.col) for p in unique]
+    unique = sorted(set(problems), key=lambda p: (p.path, p.cell or 0, p.row or 0, p.col or 0, p.reason))
+    return [Row(path=p.path, message=p.reason, row=p.row, column=p.col, cell=p.cell) for p in unique]
