@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -29,7 +30,7 @@ h = w * 2
 h.sum().backward()
 {before}print(h.grad)
 """
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = pytest.mark.asyncio(loop_scope="module")  # one server serves most tests
 
 
 class Editor:
@@ -504,6 +505,24 @@ async def test_a_client_that_knows_little(tmp_path):
     client.text_document_did_save(types.DidSaveTextDocumentParams(types.TextDocumentIdentifier(uri)))
     await editor.until_codes(uri, [])
     await stop(editor)
+
+
+async def test_it_ends_with_its_client(tmp_path):
+    for i in range(300):
+        (tmp_path / f"m{i}.py").write_text(TRAIN.replace("model", f"m{i}") + MODEL)
+    editor = await start([tmp_path])
+    editor.open(tmp_path / "m0.py")
+    await asyncio.sleep(0.3)  # it analyses
+    process = editor.client._server
+    process.stdin.close()  # the editor crashed
+    assert await asyncio.wait_for(process.wait(), 10) == 0
+    await editor.client.stop()
+
+
+async def test_wrong_options_are_said_before_the_editor_is_answered():
+    for arguments in (["--select", "nonsense"], ["--target-torch", "x"], ["--isolated", "--config", "a.toml"]):
+        done = subprocess.run([sys.executable, "-m", "gradfix", "server", *arguments], capture_output=True, stdin=subprocess.DEVNULL)
+        assert done.returncode == 2 and done.stdout == b"" and done.stderr.startswith(b"error: ")
 
 
 async def test_the_session_asked_to_watch_files(session):

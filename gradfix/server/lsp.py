@@ -103,6 +103,17 @@ class Server(LanguageServer):
                 self._publish()
                 self.settled.set()
 
+    def stop(self) -> None:
+        self.generation += 1
+        if self.worker is not None:
+            self.worker.cancel()
+        self.analyst.shutdown(wait=False, cancel_futures=True)
+
+    def shutdown(self) -> None:
+        """The connection has ended, perhaps without a word."""
+        self.stop()
+        super().shutdown()
+
     def _documents(self) -> list[Document]:
         return [Document(uri, path_of(uri), d.text, d.version) for uri, d in self.open.items()]
 
@@ -311,10 +322,7 @@ def create(options: Options) -> Server:
 
     @server.feature(types.SHUTDOWN)
     def shutdown(ls: Server, params: None):
-        ls.generation += 1  # stops the analysis
-        if ls.worker is not None:
-            ls.worker.cancel()
-        ls.analyst.shutdown(wait=False, cancel_futures=True)
+        ls.stop()
 
     @server.feature(
         types.TEXT_DOCUMENT_CODE_ACTION,
