@@ -633,6 +633,9 @@ def test_github_pull_request_of_a_workflow_run(github, review, monkeypatch):
     run_event["head_sha"] = "0" * 40
     Path(os.environ["GITHUB_EVENT_PATH"]).write_text(json.dumps({"workflow_run": run_event}))
     assert "no open pull request has commit" in review("--post", "github").err
+    run_event["head_repository"] = None
+    Path(os.environ["GITHUB_EVENT_PATH"]).write_text(json.dumps({"workflow_run": run_event}))
+    assert "the change comes from is gone" in review("--post", "github").err
     assert len(server.reviews) == 1
 
 

@@ -19,7 +19,7 @@ from gradfix.discovery import shown
 from gradfix.review import ReviewError
 from gradfix.source import read_bytes
 
-SUFFIXES = (".py", ".pyw", ".ipynb")
+SUFFIXES = (".py", ".pyw", ".ipynb", ".md")
 
 
 @dataclass(frozen=True)
@@ -181,7 +181,7 @@ def from_git(base: str) -> Changes:
     root = git_root()
     options = ["--no-color", "--no-ext-diff", "--no-textconv", "--ignore-submodules", "--find-renames", "--unified=3"]
     options += ["--src-prefix=a/", "--dst-prefix=b/", "--diff-algorithm=default", "--no-relative"]
-    # Notebooks and Python: data files can be huge.
+    # No data files: they can be huge.
     diff = git("diff", *options, merge_base, "--", *(f":(top,glob)**/*{suffix}" for suffix in SUFFIXES))
     return Changes(root, parse(diff.decode("utf-8", "surrogateescape")), head, merge_base, tip)
 

@@ -82,6 +82,8 @@ class Pull:
         if not run:
             raise ReviewError("the environment names no pull request; give its number by --pull-request")
         # Of a fork, the event names no pull request, but its branch.
+        if not run.get("head_repository"):
+            raise ReviewError("the repository that the change comes from is gone")
         branch = f"{run['head_repository']['owner']['login']}:{run['head_branch']}"
         for pull in self.repository.get_pulls(state="open", head=branch):
             if pull.head.sha == run["head_sha"]:
