@@ -35,6 +35,7 @@ class ForgivingRecorder(Recorder):
         self.rows = {path: set(rows) for path, rows in self.spec.rows.items()}
         self.updated: dict[int, tuple[torch.Tensor, object, int]] = {}  # tensors updated in place of being bound again
         self.late: list = []
+        self.stepped = False  # since something was put off
 
     def note(self, text: str) -> None:
         if text not in self.record.forgiven and len(self.record.forgiven) < 50:
@@ -79,7 +80,11 @@ class ForgivingRecorder(Recorder):
         return value
 
     def before_backward(self, tensors, leaves, frame, args, kwargs):
-        self.end_of_script()
+        self.settle(self.stepped or self.spec.until == "backward")
+
+    def after_step(self, optimizer, args, kwargs) -> None:
+        super().after_step(optimizer, args, kwargs)
+        self.stepped = True
 
     def after_backward(self, leaves, frame, known) -> None:
         self.held.update(self.named(leaves, frame))
@@ -90,14 +95,19 @@ class ForgivingRecorder(Recorder):
         self.add(Event("backward", self.place(frame), values, scale=self.scale))
 
     def end_of_script(self) -> None:
+        self.settle(True)
+
+    def settle(self, late: bool) -> None:
+        """Do what was put off."""
         for tensor, gradient, version in self.updated.values():
             now = _grad.__get__(tensor)
             if now is not None and now is gradient and now._version == version:
                 _grad.__set__(tensor, None)
         self.updated.clear()
-        late, self.late = self.late, []
-        for call in late:
-            call()
+        if late:
+            calls, self.late = self.late, []
+            for call in calls:
+                call()
 
     # ---- what statements at the named rows are turned into
 
@@ -152,7 +162,9 @@ class ForgivingRecorder(Recorder):
         return new
 
     def put_off(self, function, *args, **kwargs):
-        self.note("a `zero_grad()` that comes too early waits for the next backward")
+        self.note("a `zero_grad()` that comes too early waits")
+        self.record.postponed = True
+        self.stepped = self.stepped and bool(self.late)
         self.late.append(functools.partial(function, *args, **kwargs))
 
     def spell(self, owner, value):

@@ -95,15 +95,15 @@ class Prover:
         after = self.runs.result(after_run)
         reference, forgiven = self.runs.result(reference_run), self.runs.result(forgiven_run)
         out = verdict(before, after, reference, forgiven, lines, rewrites, self.script, self.tolerance)
-        if out.verdict is Verdict.CHANGED and forgiven.skipped:  # zeros are not all that a missing gradient can mean
+        if not out.good:  # there is more than one way to forgive: a missing gradient need not mean zeros
+            ways = [{"none": "continue"}, {"none": "statement"}] if forgiven.skipped else []
+            ways += [{"until": "step"}] if forgiven.postponed else []
             others = [
-                self.runs.start(self.script, old, mode="forgive", forgive=forgive(self.script, rewrites, none))
-                for none in ("continue", "statement")
+                self.runs.start(self.script, old, mode="forgive", forgive=forgive(self.script, rewrites, **way)) for way in ways
             ]
             for other in [self.runs.result(number) for number in others]:
-                if not out.good:
-                    second = verdict(before, after, reference, other, lines, rewrites, self.script, self.tolerance)
-                    out = second if second.good else out
+                second = verdict(before, after, reference, other, lines, rewrites, self.script, self.tolerance)
+                out = second if second.good and not out.good else out
         out.before, out.after = before, after
         return out
 

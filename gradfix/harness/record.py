@@ -657,7 +657,8 @@ def run(job: Job) -> None:
     seed_all(job.seed)
     use_overlay(job.overlay, recorder)
     limit_memory(job.memory)
-    recorder.install()
+    if job.mode != "plain":
+        recorder.install()
     if job.watched:
         watch_rows(recorder, job.watched, ran)
     guard_files(job, stop)

@@ -128,7 +128,7 @@ def texts(script: Script, before: dict[str, bytes], after: dict[str, bytes]) -> 
     return Texts({script.relative(p): Rows(text_of(p, before[p]), text_of(p, after[p])) for p in after})
 
 
-def forgive(script: Script, rewrites: Sequence[Rewrite], none: str = "zeros") -> Forgive:
+def forgive(script: Script, rewrites: Sequence[Rewrite], none: str = "zeros", until: str = "backward") -> Forgive:
     tables: dict[str, dict[str, set[int]]] = {"rows": {}, "rebind": {}, "leaf": {}, "late": {}}
     for rewrite in rewrites:
         for path, rows in rewrite.rows:
@@ -141,7 +141,7 @@ def forgive(script: Script, rewrites: Sequence[Rewrite], none: str = "zeros") ->
             places.setdefault(rewrite.finding.path, set()).update(rewrite.own)
         for path, rows in places.items():
             tables[kind].setdefault(script.relative(path), set()).update(rows)
-    return Forgive(**{name: {p: sorted(r) for p, r in table.items()} for name, table in tables.items()}, none=none)
+    return Forgive(**{name: {p: sorted(r) for p, r in table.items()} for name, table in tables.items()}, none=none, until=until)
 
 
 def names(rewrites: Iterable[Rewrite]) -> list[str]:

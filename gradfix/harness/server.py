@@ -6,6 +6,7 @@ Each child is the leader of a session of its own, so that it can be killed with 
 
 from __future__ import annotations
 
+import gc
 import os
 import selectors
 import signal
@@ -25,6 +26,8 @@ def serve(limit: int) -> None:
     from gradfix.harness import record
 
     record.warm_up()
+    gc.collect()
+    gc.freeze()  # a collection in a child would touch, and so copy, everything that was imported
     answers.write("ready\n")
     waiting: list[tuple[int, Job]] = []
     running: dict[int, tuple[int, Job, float]] = {}  # pid -> number, job, deadline

@@ -13,7 +13,8 @@ class Forgive(msgspec.Struct):
     rows: dict[str, list[int]] = {}  # rows that a finding or its fix names
     rebind: dict[str, list[int]] = {}  # statements whose target is updated in place of being rebound
     leaf: dict[str, list[int]] = {}  # statements whose result is a leaf that requires grad
-    late: dict[str, list[int]] = {}  # calls of `zero_grad` that wait for the next backward
+    late: dict[str, list[int]] = {}  # calls of `zero_grad` that come too early
+    until: str = "backward"  # for what such a `zero_grad` waits: the next "backward", or the next behind a "step"
     none: str = "zeros"  # what a `None` at such a row means: "zeros", "statement" or "continue", which skip that much
 
 
@@ -28,7 +29,7 @@ class Job(msgspec.Struct):
     arguments: list[str] = []
     overlay: dict[str, bytes] = {}  # files that are to hold something else than on disk
     watched: dict[str, list[int]] = {}  # rows of which is told whether they ran
-    mode: str = "record"  # or "reference", "forgive"
+    mode: str = "record"  # or "reference", "forgive"; "plain" watches nothing
     forgive: Forgive | None = None
     copied: bool = False  # `root` is a copy: writing is allowed
     device: str = "cpu"
@@ -113,6 +114,7 @@ class Record(msgspec.Struct):
     cuda: bool = False
     modules: list[str] = []  # files of the project that the run loaded
     skipped: bool = False  # the forgiving run met a `None`
+    postponed: bool = False  # and this one a `zero_grad` that came too early
     forgiven: list[str] = []  # what the forgiving run overlooked
 
 
