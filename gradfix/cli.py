@@ -8,6 +8,7 @@ import sys
 from typing import Annotated, Optional
 
 import typer
+from typer.core import TyperCommand
 
 from gradfix.config import ConfigError
 
@@ -293,6 +294,9 @@ def apply(
     paths: Paths = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", "--diff", help="Print the changes as a unified diff; write nothing.")] = False,
     unsafe_fixes: Annotated[bool, typer.Option("--unsafe-fixes/--no-unsafe-fixes", help="Apply unsafe fixes too.")] = False,
+    verify: Annotated[bool, typer.Option("--verify", help="Run the scripts; keep only rewrites that prove right.")] = False,
+    verify_command: Annotated[Optional[str], typer.Option("--verify-command", metavar="COMMAND", help="Judge by this command, run in a copy.")] = None,
+    timeout: Annotated[float, typer.Option("--timeout", metavar="SECONDS", min=0.1, help="Time limit of one run of --verify.")] = 60.0,
     select: Select = None,
     ignore: Ignore = None,
     extend_select: ExtendSelect = None,
@@ -321,7 +325,14 @@ def apply(
 
     runner = session.runner()
     try:
-        done = engine.apply(session.files, session.settings, runner, session.overlay)
+        if verify or verify_command is not None:
+            from gradfix.harness import command
+
+            if session.stdin:
+                raise UsageError("--verify runs files, not stdin")
+            done = command.apply_verified(session, runner, verify_command, timeout)
+        else:
+            done = engine.apply(session.files, session.settings, runner, session.overlay)
     finally:
         runner.close()
     if dry_run:
@@ -528,8 +539,20 @@ class VerifyFormat(str, enum.Enum):
     json = "json"
 
 
-@app.command()
+class Separated(TyperCommand):
+    """What stands behind `--` is a command of its own."""
+
+    def parse_args(self, ctx, args):
+        if "--" in args:
+            at = args.index("--")
+            ctx.meta["gradfix.command"] = args[at + 1 :]
+            args = args[:at]
+        return super().parse_args(ctx, args)
+
+
+@app.command(cls=Separated, epilog="Behind `--`: a command (a test suite) that is run instead of the scripts.")
 def verify(
+    context: typer.Context,
     paths: Paths = None,
     device: Annotated[str, typer.Option("--device", metavar="DEVICES", help="cpu, cuda, auto or cpu,cuda.")] = "cpu",
     timeout: Annotated[float, typer.Option("--timeout", metavar="SECONDS", min=0.1, help="Time limit of one run.")] = 60.0,
@@ -563,6 +586,11 @@ def verify(
     session = Session(paths, options)
     if output_format is None:
         session.format = "full"
+    behind = context.meta.get("gradfix.command")
+    if behind == []:
+        raise UsageError("verify wants a command behind --")
+    if behind is not None:
+        finish(command.verify_command(session, behind, timeout, tolerance, strict))
     limits = command.limits(timeout, memory, seed, script_arguments)
     finish(command.verify(session, session.paths, device, limits, tolerance, strict))
 

@@ -195,7 +195,8 @@ def test_without_fork(tmp_path):
 
 
 def gradfix(folder: Path, *arguments: str):
-    command = [sys.executable, "-m", "gradfix", *arguments, "--isolated"]
+    isolated = [] if "--isolated" in arguments or "--" in arguments else ["--isolated"]
+    command = [sys.executable, "-m", "gradfix", *arguments, *isolated]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120)
 
 
@@ -232,3 +233,95 @@ def test_the_tree_stays_as_it_was(tmp_path):
     rewritten(path)
     assert gradfix(tmp_path, "verify", "script.py").returncode == 0
     assert path.read_bytes() == before and os.listdir(tmp_path) == ["script.py"]
+
+
+# ---------------------------------------------------------------- apply --verify
+
+TWO = """\
+    import torch
+
+    torch.manual_seed(0)
+    a = torch.tensor(2.0, requires_grad=True)
+    b = a * 3
+    seen = []
+    b.retain_grad = lambda: seen.append(1 / 0)
+    c = (b ** 2).sum()
+    c.backward()
+    print(b.grad)
+
+    w = torch.ones(2, requires_grad=True)
+    h = w * 2
+    h.sum().backward()
+    print(h.grad)
+"""
+
+
+def test_apply_verify_keeps_the_good_and_reports_the_bad(tmp_path):
+    path = write(tmp_path, TWO)
+    original = path.read_text()
+    plain = gradfix(tmp_path, "apply", "--dry-run", "script.py").stdout
+    assert plain.count("+b.retain_grad()") == 1 and plain.count("+h.retain_grad()") == 1
+    done = gradfix(tmp_path, "apply", "--verify", "script.py")
+    assert done.returncode == 1, done.stderr
+    assert path.read_text() == original.replace("h.sum().backward", "h.retain_grad()\nh.sum().backward")
+    assert "not applied: script.py:10 GF101 retain-grad: failed: after the rewrite it raises ZeroDivisionError" in done.stderr
+
+
+def test_apply_verify_does_not_touch_what_it_can_not_judge(tmp_path):
+    path = write(tmp_path, FOUNDING.replace("2.0", "float(__import__('time').time_ns() % 1000003)"))
+    before = path.read_bytes()
+    done = gradfix(tmp_path, "apply", "--verify", "script.py")
+    assert path.read_bytes() == before and "inconclusive: two runs of the original differ" in done.stderr
+    helper = write(tmp_path, "import torch\ndef f(a):\n    b = torch.tanh(a)\n    b.sum().backward()\n    return b.grad\n", "m.py")
+    before = helper.read_bytes()
+    done = gradfix(tmp_path, "apply", "--verify", "--unsafe-fixes", "m.py")
+    assert helper.read_bytes() == before
+
+
+HELPER = """\
+    import torch
+
+    def gradient():
+        a = torch.tensor(2.0, requires_grad=True)
+        b = a * 3
+        (b ** 2).sum().backward()
+        return a.grad, b.grad
+"""
+SUITE = """\
+    from helper import gradient
+
+    def test_leaf():
+        assert gradient()[0] == 36
+
+    def test_shape():
+        assert gradient()[1] is None or gradient()[1].shape == ()
+"""
+
+
+def test_a_module_is_judged_through_the_script_that_runs_it(tmp_path):
+    helper = write(tmp_path, HELPER, "helper.py")
+    write(tmp_path, "import helper\nprint(helper.gradient())\n", "main.py")
+    done = gradfix(tmp_path, "verify", "main.py")
+    assert done.returncode == 0 and "main.py: gained: `b.grad` is gained (helper.py:7)" in done.stdout, done.stdout
+    done = gradfix(tmp_path, "apply", "--verify", ".")
+    assert done.returncode == 0 and "    b.retain_grad()\n" in helper.read_text(), done.stderr
+
+
+def test_a_command_judges(tmp_path):
+    helper, suite = write(tmp_path, HELPER, "helper.py"), write(tmp_path, SUITE, "test_helper.py")
+    command = f"{sys.executable} -m pytest -q -p no:cacheprovider"
+    before = sorted(os.listdir(tmp_path))
+    done = gradfix(tmp_path, "verify", "helper.py", "--isolated", "--", *command.split())
+    assert done.returncode == 0 and ": gained: `b.grad` is gained (helper.py:7)" in done.stdout, done.stdout + done.stderr
+    assert sorted(os.listdir(tmp_path)) == before
+    suite.write_text(suite.read_text().replace("is None or", "is None  #"))
+    original = helper.read_bytes()
+    done = gradfix(tmp_path, "apply", "helper.py", "--verify-command", command)
+    assert done.returncode == 1 and helper.read_bytes() == original
+    assert "failed: after the rewrite the command ends with 1, before with 0" in done.stderr
+    suite.write_text(suite.read_text().replace("is None  #", "is None or"))
+    done = gradfix(tmp_path, "apply", "helper.py", "--verify-command", command)
+    assert done.returncode == 0 and helper.read_bytes() != original
+    assert gradfix(tmp_path, "verify", "helper.py", "--").returncode == 2
+    done = gradfix(tmp_path, "verify", ".", "--isolated", "--", "no-such-command")
+    assert done.returncode == 0 or "no such file" in done.stderr

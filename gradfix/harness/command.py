@@ -9,15 +9,15 @@ import sys
 from collections.abc import Sequence
 
 import typer
-from typer.core import TyperCommand
 
 from gradfix.findings import Verdict
 from gradfix.harness.align import Difference
-from gradfix.harness.judge import GOOD, Judgement, describe
+from gradfix.harness.judge import Judgement
 from gradfix.harness.project import Proof, Verification, is_script
 from gradfix.harness.rewrites import Rewriter, text_of
 from gradfix.harness.run import HarnessError, Limits, Runs, memory_size
 from gradfix.harness.trace import Value
+from gradfix.source import data_of
 
 MOST_ROWS = 20  # of the table of differences
 
@@ -25,17 +25,6 @@ MOST_ROWS = 20  # of the table of differences
 def say(text: str) -> None:
     sys.stderr.write(text.encode("utf-8", "backslashreplace").decode("utf-8") + "\n")
     sys.stderr.flush()
-
-
-class Separated(TyperCommand):
-    """Everything behind `--` is a command of its own."""
-
-    def parse_args(self, ctx, args):
-        if "--" in args:
-            at = args.index("--")
-            ctx.meta["gradfix.command"] = args[at + 1 :]
-            args = args[:at]
-        return super().parse_args(ctx, args)
 
 
 def limits(timeout: float, memory: str, seed: int, arguments: str) -> Limits:
@@ -99,6 +88,64 @@ def verify(session, given: Sequence[str], device: str, limits: Limits, tolerance
     if problems or not found:
         return 2
     return exit_code([p.judgement for p in proofs], strict)
+
+
+def verify_command(session, command: Sequence[str], timeout: float, tolerance: float | None, strict: bool) -> int:
+    """`gradfix verify -- COMMAND`: one proof for all rewrites together."""
+    from gradfix.harness.suite import Command
+
+    if not session.quiet:
+        say(f"gradfix verify runs `{shlex.join(command)}` in a copy of the project, before and after the rewrite.")
+    try:
+        with session.runner() as runner:
+            rewriter = Rewriter(session.files, session.settings, runner)
+            done = rewriter.make()
+            if not done.after:
+                judgement = Judgement(Verdict.PRESERVED, "nothing to rewrite")
+            else:
+                judgement = Command(command, list(done.after), timeout, tolerance).prove(done.before, done.after, done.rewrites)
+    except HarnessError as error:
+        say(f"error: {error}")
+        return 2
+    proofs = [Proof(shlex.join(command), "cpu", judgement, [(r, judgement) for r in done.rewrites])]
+    for problem in rewriter.problems:
+        say(f"error: {problem.path}: {problem.reason}")
+    if session.format == "json":
+        print(as_json(proofs))
+    else:
+        sys.stdout.write(full(proofs, [], session.quiet))
+    return 2 if session.problems or rewriter.problems else exit_code([judgement], strict)
+
+
+def apply_verified(session, runner, command: str | None, timeout: float):
+    """What `apply --verify` may write: the outcome of the rewrites that stay, and the number of those that don't."""
+    from gradfix.harness.suite import Command
+
+    limits = Limits(timeout=timeout)
+    try:
+        with Runs(session.jobs) as runs:
+            rewriter = Rewriter(session.files, session.settings, runner)
+            scripts = [p for p in session.files if is_script(text_of(p, data_of(rewriter.original, p)))]
+            work = Verification(rewriter, scripts, runs, limits)
+            if work.everything.after and not session.quiet:
+                what = f"`{command}` in a copy of the project" if command else "your scripts"
+                say(f"gradfix apply --verify runs {what}, before and after the rewrite.")
+            if command is not None and work.everything.after:
+                judge = Command(shlex.split(command), list(work.everything.after), timeout)
+                work.judge = lambda done: judge.prove(done.before, done.after, done.rewrites)
+            done, refused = work.keep()
+    except HarnessError as error:
+        from gradfix.engine import Applied, Result
+        from gradfix.findings import Problem
+
+        return Applied({}, {}, Result(None, [], [Problem(".", str(error))], []), [])
+    for rewrite, judged in refused:
+        f = rewrite.finding
+        row = min(rewrite.own, default=f.span.row)
+        say(f"not applied: {f.path}:{row} {f.code} {f.name}: {judged.verdict.value}: {judged.reason}")
+        for line in table(judged.differences) if judged.differences else ():
+            say(line)
+    return done.applied
 
 
 def exit_code(judgements: Sequence[Judgement], strict: bool) -> int:
@@ -225,6 +272,3 @@ def clean(value):
     if isinstance(value, (list, tuple)):
         return [clean(v) for v in value]
     return value
-
-
-__all__ = ["GOOD", "describe", "exit_code", "verify"]

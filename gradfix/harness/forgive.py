@@ -34,6 +34,7 @@ class ForgivingRecorder(Recorder):
         self.spec = job.forgive
         self.rows = {path: set(rows) for path, rows in self.spec.rows.items()}
         self.updated: dict[int, tuple[torch.Tensor, object, int]] = {}  # tensors updated in place of being bound again
+        self.shown: set[str] = set()  # tensors whose gradient a finding asks for
         self.late: list = []
         self.stepped = False  # since something was put off
 
@@ -60,6 +61,12 @@ class ForgivingRecorder(Recorder):
 
     def read(self, tensor, value, frame):
         supplied = False
+        if not tensor.is_leaf and id(tensor) not in self.retained and value is not None:
+            (name,) = self.named([tensor], frame)
+            if name in self.shown or self.named_row(frame):
+                self.shown.add(name)
+            else:
+                value = None  # no finding asks for it
         if value is None and self.named_row(frame):
             self.record.skipped = True
             if self.spec.none != "zeros" and self.compiled_here(frame):

@@ -202,10 +202,15 @@ def verdict(
     gained = [d for d in differences if is_named(d.name)]
     if not gained and not crash_gone:
         return Judgement(Verdict.PRESERVED, "every gradient is as it was", differences, notes)
-    reason = describe(gained[0]) if gained else f"it no longer raises {says(before.error)}"
+    reason = describe(main_one(gained)) if gained else f"it no longer raises {says(before.error)}"
     if crash_gone and gained:
         notes.insert(0, f"it no longer raises {says(before.error)}")
     return Judgement(Verdict.GAINED, reason, differences, notes)
+
+
+def main_one(differences: Sequence[Difference]) -> Difference:
+    """The difference to name first: a gradient that somebody reads."""
+    return next((d for d in differences if d.change == "gained"), differences[0])
 
 
 def by_first_difference(differences: list[Difference], notes: list[str]) -> Judgement:

@@ -156,22 +156,8 @@ class Runs:
     def _copy(self, job: Job) -> str | None:
         """Move the job into a copy of its project; why that can't be done, or None."""
         target = os.path.join(os.path.dirname(job.result), "copy")
-        size = files = 0
-        for folder, names, members in os.walk(job.root):
-            names[:] = [n for n in names if n not in NOT_COPIED]
-            for member in members:
-                files += 1
-                try:
-                    size += os.lstat(os.path.join(folder, member)).st_size
-                except OSError:
-                    pass
-            if size > MOST_COPIED or files > MOST_FILES:
-                return "its project is too large to be copied"
-        try:
-            shutil.copytree(job.root, target, symlinks=False, ignore=lambda _, n: NOT_COPIED.intersection(n),
-                            ignore_dangling_symlinks=True, dirs_exist_ok=True)  # fmt: skip
-        except (OSError, shutil.Error) as error:
-            return f"its project can't be copied: {error}"[:300]
+        if (why := copy_project(job.root, target)) is not None:
+            return why
 
         def moved(path: str) -> str:
             return target + path[len(job.root) :] if path == job.root or path.startswith(job.root + os.sep) else path
@@ -196,7 +182,7 @@ class Runs:
         self.single[number] = subprocess.Popen(
             [sys.executable, "-m", "gradfix.harness.server", "--one", path],
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-            env=_environment(), start_new_session=True,
+            env=environment(), start_new_session=True,
         )  # fmt: skip
         return number
 
@@ -205,7 +191,7 @@ class Runs:
             self.server = subprocess.Popen(
                 [sys.executable, "-m", "gradfix.harness.server", str(self.parallel)],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                env=_environment(), cwd=self.folder, start_new_session=True,
+                env=environment(), cwd=self.folder, start_new_session=True,
             )  # fmt: skip
             self.sent = 0
             if self.server.stdout.readline() != b"ready\n":
@@ -249,13 +235,32 @@ class Runs:
         return record
 
     def _forget(self, job: Job) -> None:
-        if job.copied or not os.path.exists(job.result) or True:
-            shutil.rmtree(os.path.dirname(job.result), ignore_errors=True)
-            if not job.copied:  # it may run again in a copy
-                os.makedirs(job.temporary, exist_ok=True)
+        shutil.rmtree(os.path.dirname(job.result), ignore_errors=True)
+        if not job.copied:  # it may run again in a copy
+            os.makedirs(job.temporary, exist_ok=True)
 
 
-def _environment() -> dict[str, str]:
+def copy_project(root: str, target: str) -> str | None:
+    """Copy a project without what tools left there; why that can't be done, or None."""
+    size = files = 0
+    for folder, names, members in os.walk(root):
+        names[:] = [n for n in names if n not in NOT_COPIED]
+        for member in members:
+            files += 1
+            try:
+                size += os.lstat(os.path.join(folder, member)).st_size
+            except OSError:
+                pass
+        if size > MOST_COPIED or files > MOST_FILES:
+            return "its project is too large to be copied"
+    try:
+        shutil.copytree(root, target, ignore=lambda _, n: NOT_COPIED.intersection(n), ignore_dangling_symlinks=True)
+    except (OSError, shutil.Error) as error:
+        return f"its project can't be copied: {error}"[:300]
+    return None
+
+
+def environment() -> dict[str, str]:
     path = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     old = os.environ.get("PYTHONPATH")
     return {
