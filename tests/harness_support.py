@@ -6,7 +6,7 @@ import functools
 import textwrap
 from pathlib import Path
 
-from fixture_support import settings
+from fixture_support import is_legacy, settings
 
 from gradfix.findings import Verdict
 from gradfix.harness.judge import Judgement, Prover
@@ -36,7 +36,7 @@ def write(folder: Path, source: str, name: str = "script.py") -> Path:
 
 
 def rewritten(path: Path) -> Rewritten:
-    return Rewriter([str(path)], settings(), Runner(1)).make()
+    return Rewriter([str(path)], settings(legacy=is_legacy(path.parent.name)), Runner(1)).make()
 
 
 def prove(path: Path, done: Rewritten | None = None, after: bytes | None = None) -> Judgement:

@@ -172,7 +172,7 @@ def compare(before: Record, after: Record, texts: Texts, tolerance: float | None
                 out.append(Difference("value", name, "changed", None, held.value, other.value))
             if not exact(held.grad, other.grad, tolerance):
                 out.append(Difference("end", name, direction(held.grad, other.grad), None, held.grad, other.grad))
-            if held.requires_grad != other.requires_grad:
+            if held.leaf and other.leaf and held.requires_grad != other.requires_grad:
                 change = "gained" if other.requires_grad else "lost"
                 out.append(Difference("requires_grad", name, change))
     return out

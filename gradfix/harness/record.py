@@ -145,7 +145,13 @@ class Names:
         elif isinstance(value, torch.nn.Module):
             for kind in (value._parameters, value._buffers, value._modules):
                 for key, item in list(kind.items()):
-                    yield from self._visit(f"{name}.{key}", item, seen, budget, depth)
+                    if isinstance(value, _LISTS):  # as in the plain list that it may have been
+                        inner = f"{name}[{key}]"
+                    elif isinstance(value, _DICTS):
+                        inner = f"{name}[{key!r}]"
+                    else:
+                        inner = f"{name}.{key}"
+                    yield from self._visit(inner, item, seen, budget, depth)
             for key, item in list(value.__dict__.items()):
                 if not key.startswith("_") and key not in ("training",):
                     yield from self._visit(f"{name}.{key}", item, seen, budget, depth + 1)
@@ -160,6 +166,8 @@ class Names:
         return module is not None and self.mine(getattr(module, "__file__", None) or "")
 
 
+_LISTS = (torch.nn.ModuleList, torch.nn.ParameterList)
+_DICTS = (torch.nn.ModuleDict, torch.nn.ParameterDict)
 _PLAIN = (str, bytes, int, float, bool, type(None), types.FunctionType, types.ModuleType, types.BuiltinFunctionType)
 
 
@@ -360,14 +368,20 @@ class Recorder:
         return value
 
     def before_step(self, optimizer, args, kwargs) -> None:
-        optimizer._gradfix_versions = [(p, p._version) for group in optimizer.param_groups for p in group["params"]]
+        # An update through `.data` leaves the version as it is; torch's own optimizers don't do that.
+        copies = not type(optimizer).__module__.startswith("torch.optim")
+        optimizer._gradfix_versions = [
+            (p, p._version, p.detach().clone() if copies and _grad.__get__(p) is not None else None)
+            for group in optimizer.param_groups
+            for p in group["params"]
+        ]
 
     def after_step(self, optimizer, args, kwargs) -> None:
         before = optimizer.__dict__.pop("_gradfix_versions", [])
         if not self.on or os.getpid() != self.pid:
             return
         frame = self.frame()
-        moved = [p for p, version in before if p._version != version]
+        moved = [p for p, version, copy in before if p._version != version or (copy is not None and not torch.equal(copy, p))]
         self.add(Event("step", self.place(frame), {n: self.values.of(p) for n, p in self.named(moved, frame).items()}))
 
     def finish(self) -> None:

@@ -21,6 +21,7 @@ FORGIVES = {
     "missing-requires-grad": "leaf",
     "integer-requires-grad": "leaf",
     "requires-grad-typo": "leaf",
+    "requires-grad-on-module": "leaf",
     "parameter-rebinding": "rebind",
     "zero-grad-order": "late",
 }
