@@ -66,7 +66,7 @@ class Cuts:
     def additive(self, value):
         """({nodes of the sum}, [oids of its terms], {cuts of plain numbers that were added})"""
         nodes, terms, numbers = set(), [], set()
-        work = [p.oid for v in self.flat([value]) for p in values_of(v) if isinstance(p, Ref)]
+        work = [p.oid for v in self.flat([value]) for p in self.likely_parts(v) if isinstance(p, Ref)]
         while work:
             oid = work.pop()
             obj = self.st.heap.get(oid)
@@ -131,7 +131,7 @@ class Cuts:
         stmt = self.statements[-1][1]
         nodes, term_ids, numbers = self.additive(loss)
         for v in self.flat([loss]):
-            numbers = numbers.union(*(p.cuts for p in values_of(v) if isinstance(p, Number)))
+            numbers = numbers.union(*(p.cuts for p in self.likely_parts(v) if isinstance(p, Number)))
         memo, terms = {}, []
         parts = [(self.recorded(oid), oid) for oid in term_ids]
         if numbers:

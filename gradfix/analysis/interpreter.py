@@ -224,7 +224,9 @@ class Interpreter(tm.TorchModel):
         self.tested: set = set()
         self.modules: set = set()
         self.fed: set = set()
+        self.hidden: dict = {}  # module's oid -> what stands for those of its parameters that we can't see
         self.hooks = False
+        self.filled_at = -1  # the step at which the program last wrote a `.grad` itself
         self.workarounds: list = []
         self.calls: list = []
         self.nested: list = []  # functions defined in functions: run at the end where nothing was seen to call them
@@ -733,12 +735,14 @@ class Interpreter(tm.TorchModel):
             return self.assume_call(node, truth)
         if isinstance(node, ast.Attribute) and node.attr in ("requires_grad", "is_leaf"):
             value = self.eval(node.value)
-            for v in values_of(value):
+            slot = "rg" if node.attr == "requires_grad" else "leaf"
+            kept = tuple(v for v in values_of(value) if self.obj(v) is None or getattr(self.obj(v), slot) in (None, truth))
+            if isinstance(value, Multi) and kept and isinstance(node.value, ast.Name):
+                self.st.frame.vars[node.value.id] = kept[0] if len(kept) == 1 else Multi(kept, each=value.each)
+            for v in kept:
                 obj = self.obj(v)
-                if obj is not None:
-                    slot = "rg" if node.attr == "requires_grad" else "leaf"
-                    if getattr(obj, slot) is None:
-                        self.update(v, **{slot: truth})
+                if obj is not None and getattr(obj, slot) is None:
+                    self.update(v, **{slot: truth})
 
     def assume_call(self, node, truth):
         """A predicate of the user's (`has_grad(p)`, `self.has_grad(p)`): assume what it returns."""

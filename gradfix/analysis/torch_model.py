@@ -74,7 +74,7 @@ class TorchModel(Cuts, Training):
     def operands(self, values):
         out = []
         for v in values:
-            for part in values_of(v):
+            for part in self.likely_parts(v):
                 obj = self.obj(part)
                 if obj is None:
                     if isinstance(part, Number):
@@ -87,6 +87,16 @@ class TorchModel(Cuts, Training):
                 else:
                     out.append(part)
         return out
+
+    def likely_parts(self, value):
+        """Of a tensor or its detached copy, depending on what can't be decided, the tensor: a cut must be certain."""
+        parts = values_of(value)
+        if not isinstance(value, Multi) or value.each:
+            return parts
+        objs = [self.obj(p) for p in parts]
+        if not any(o is not None and o.kind in ("tensor", "opaque") and o.rg is not False for o in objs):
+            return parts
+        return tuple(p for p, o in zip(parts, objs) if o is None or not o.dead or o.rg is not False)
 
     def operation(self, node, values, name="", linear=False, view=None, partial=False, additive=None):
         """The result of a torch operation: recorded where grad mode is on and an operand requires grad.
@@ -329,6 +339,8 @@ class TorchModel(Cuts, Training):
         for base in cls.bases:
             if isinstance(base, External):
                 last = base.name.rsplit(".", 1)[-1]
+                if last in ("Parameter", "Buffer", "UninitializedParameter"):
+                    return False
                 if base.name.startswith("torch.nn") or last in ("Module", "LightningModule", "PreTrainedModel"):
                     return True
                 if "forward" in cls.attrs or last.endswith(("Module", "Model", "Layer")):
@@ -460,7 +472,8 @@ class TorchModel(Cuts, Training):
         if obj.kind == "dict":
             if (key := dict_key(index)) is not None and key in obj.items:
                 return obj.items[key]
-            return self.each(obj.items.values()) if obj.items else UNKNOWN
+            each = self.each(obj.items.values()) if obj.items else UNKNOWN
+            return Multi(each.values) if isinstance(each, Multi) and any(str(k).startswith("*") for k in obj.items) else each
         if obj.kind == "tensor":
             return self.operation(node, [value, index], "", linear=True, additive=(value.oid,), view=value.oid)
         if obj.kind == "module" and obj.items:
@@ -522,8 +535,9 @@ class TorchModel(Cuts, Training):
             if isinstance(a, ast.Starred):
                 value = self.eval(a.value)
                 obj = self.obj(value)
-                if obj is not None and obj.kind in ("list", "tuple") and not obj.open:
+                if obj is not None and obj.kind in ("list", "tuple", "iter") and (obj.items or not obj.open):
                     args.extend(obj.items)
+                    open_args |= obj.open
                 else:
                     open_args = True
                     args.append(self.element_of(value))
@@ -928,7 +942,7 @@ class TorchModel(Cuts, Training):
             return Const(None)
         if name == "next" and obj is not None:
             turns = self.turns(first)
-            return turns[0] if turns else UNKNOWN
+            return values_of(turns[0])[0] if turns else UNKNOWN
         if name == "isinstance":
             return self.is_instance(args)
         if name in ("print", "str", "repr", "format", "type", "id", "hasattr", "vars", "dir"):
@@ -1214,13 +1228,18 @@ class TorchModel(Cuts, Training):
         return out
 
     def hidden_parameter(self, ref):
-        """One object for the parameters of a module that we can't see."""
-        obj = self.obj(ref)
-        if "*parameter" not in obj.attrs:
-            p = self.new("opaque", origin="parameter", param=True, ins=(ref.oid,), made_after=0)
+        """One object for the parameters of a module that we can't see: the same one in every branch."""
+        known = self.obj(ref).attrs.get("*parameter")
+        p = values_of(known)[0] if known is not None else self.hidden.get(ref.oid)
+        if p is None or p.oid not in self.st.heap:
+            made = self.new("opaque", origin="parameter", param=True, ins=(ref.oid,), made_after=0)
+            if p is not None:
+                self.st.heap[p.oid] = self.st.heap[made.oid]
+            p = self.hidden.setdefault(ref.oid, p or made)
+        if known != p:
             self.st.heap[ref.oid] = self.st.heap[ref.oid].copy()
             self.st.heap[ref.oid].attrs["*parameter"] = p
-        return self.st.heap[ref.oid].attrs["*parameter"]
+        return p
 
     # ---------------------------------------------------------- assignment
     def store_attribute(self, ref, name, value):
@@ -1265,6 +1284,8 @@ class TorchModel(Cuts, Training):
                 continue
             if name == "grad" and obj.kind in ("tensor", "opaque"):
                 self.zeroed.add(v.oid)
+                if value != Const(None):
+                    self.filled_at = self.steps
                 self.update(v, grad="none" if value == Const(None) else "set", cleared=None)
                 continue
             if name == "data" and obj.kind == "tensor":
@@ -1336,7 +1357,9 @@ class TorchModel(Cuts, Training):
                         entry["last"] = stmt
                     entry["family"].add(v.oid)
                     continue
-                if o.oid not in sources or not (after.statement and after.statement[1] is stmt or after.node is not None and "grad" in ast.unparse(after.node)):
+                if o.oid not in sources or o.oid not in self.values_behind(v.oid):
+                    continue
+                if not (after.statement and after.statement[1] is stmt or after.node is not None and "grad" in ast.unparse(after.node)):
                     continue
                 if before.kind == "tensor" and not (before.leaf and before.rg):
                     continue
@@ -1345,6 +1368,17 @@ class TorchModel(Cuts, Training):
                                         "mode": self.st.mode, "attribute": module, "frame": self.st.frame.name,
                                         "loop": self.loops[-1][2] if self.loops else None, "backwards": len(self.st.backwards), "last": stmt, "family": {o.oid, v.oid}})
                 self.derived[v.oid] = entry
+
+    def values_behind(self, oid):
+        """All whose values went into the object, recorded or not."""
+        seen, work = set(), [oid]
+        while work:
+            i = work.pop()
+            obj = self.st.heap.get(i)
+            if obj is not None and i not in seen:
+                seen.add(i)
+                work.extend((*obj.ins, *(c.source for c in obj.dead)))
+        return seen
 
     def uses(self, node, value):
         """Does a name in the expression stand for the object (`params[i] = p - lr * p.grad`)?"""
@@ -1491,7 +1525,12 @@ class TorchModel(Cuts, Training):
                 if open_:
                     params = params + [self.hidden_parameter(ref)] if obj.kind in ("module", "opaque") else params
             to_none = kwargs.get("set_to_none", args[0] if args else Const(self.project.target_torch >= (2, 0)))
-            cleared = (self.statements[-1][0], self.statements[-1][1], node, ref.oid, len(self.loops), self.loops[-1][2] if self.loops else None)
+            at = (*self.statements[-1], node)
+            for module, stmt, call, fn, _ in reversed(self.calls):  # `def zero_grad(self): self.inner.zero_grad()`
+                if fn.name != "zero_grad" or module is None or not isinstance(call, ast.Call):
+                    break
+                at = (module, stmt, call)
+            cleared = (*at, ref.oid, len(self.loops), self.loops[-1][2] if self.loops else None, self.steps)
             for p in params:
                 o = self.obj(p)
                 if isinstance(p, Ref) and o is not None:
@@ -1516,7 +1555,7 @@ class TorchModel(Cuts, Training):
                 self.step_of_frozen(obj)
             if obj.cleared is not None and obj.kind in ("optimizer", "opaque"):
                 (module, stmt, call, *_rest), at = obj.cleared
-                if at == len(self.st.backwards) and at > 0:
+                if at == len(self.st.backwards) and at > 0 and self.filled_at < _rest[-1]:
                     last = self.st.backwards[-1]
                     if last.path and obj.reached is not True:
                         step_module, step_stmt = self.statements[-1]
@@ -1540,7 +1579,9 @@ class TorchModel(Cuts, Training):
         held = [self.obj(p) for p in obj.items]
         if not held or not now or any(p is None or p.emptied is None or p.emptied[1] != now for p in held):
             return
-        (module, stmt, call, *_), _ = held[0].emptied
+        (module, stmt, call, *_, when), _ = held[0].emptied
+        if self.filled_at > when:
+            return
         last = self.st.backwards[-1]
         step_module, step_stmt = self.statements[-1]
         self.fact("zero-grad-order", call, True, module=module, stmt=stmt, use="step", use_path=step_module.path,
@@ -1622,6 +1663,8 @@ class TorchModel(Cuts, Training):
         if "allow_unused" in kwargs or not self.concrete:
             return
         here = self.terms[len(self.terms) - self.last_terms:]
+        if not here or any(not isinstance(p, Ref) for v in self.flat([loss]) for p in values_of(v)):
+            return
         if any(t.blind for t in here) or any(o is not None and o.kind == "opaque" for o in map(self.st.heap.get, set().union(*(t.live for t in here)))):
             return
         reached = set().union(*(t.live for t in here), *(b for t in here for _, b in t.cuts)) if here else set()
@@ -1712,6 +1755,10 @@ class TorchModel(Cuts, Training):
             return
         where = read if isinstance(read, ast.Attribute) else node
         if not (isinstance(where, ast.Attribute) and where.attr == "grad"):
+            return
+        if not self.is_local(where):
+            if obj.leaf is False and obj.rg is True and obj.lost is not None and obj.retained is False and not obj.hooked and self.st.backwards:
+                self.leaf_lost(ref, obj, "read", where)
             return
         state = self.grad_state(ref)
         if state == "set" or obj.retained is not False or obj.hooked:
@@ -1963,10 +2010,8 @@ class TorchModel(Cuts, Training):
 
     def is_local(self, node):
         """Does the read stand in the function that runs now?  Else it came from afar, and may have been sorted out there."""
-        if not self.stack:
-            return True
-        fn = self.stack[-1]
-        return fn.lineno <= getattr(node, "lineno", 0) <= fn.end_lineno
+        scope = self.stack[-1] if self.stack else self.st.frame.module.tree
+        return id(node) in attributes_in(scope)
 
     def caught(self):
         """Does the code stand in a `try` whose handlers take what a `None` raises?"""
@@ -1984,7 +2029,8 @@ class TorchModel(Cuts, Training):
         module, stmt = self.statements[-1]
         if state == "maybe" and not obj.param:
             return  # only some path through the program gives it a gradient: mostly the one that is run
-        if self.caught() or not certain and (is_assertion(stmt) or ref.oid in self.tested or "set_to_none=False" in module.text or not self.is_local(where)):
+        if self.caught() or not (certain and self.concrete) and (is_assertion(stmt) or ref.oid in self.tested or "set_to_none=False" in module.text
+                                             or self.vouched_for(obj, holder)):
             return
         loop = next((s for _, s in reversed(self.statements) if isinstance(s, (ast.For, ast.While))), None)
         if state == "none" and obj.kind == "tensor" and obj.rg is True and self.concrete and self.st.backwards and (branch := self.untaken(ref)):
@@ -1993,6 +2039,28 @@ class TorchModel(Cuts, Training):
             self.branch_facts.append(fact)
         self.fact("none-guarded-grad", where, True, holder=module.source(holder), state=state, certain=state in ("none", "cleared"),
                   param=obj.param, opaque=obj.kind == "opaque", loop=module.span(loop) if loop is not None else None)
+        self.st.known[ref.oid] = "set"  # where the program goes on, it was there
+        for container in obj.ins if isinstance(obj.origin, tuple) and obj.origin[0] == "element" else ():
+            self.st.known[container] = "set"
+
+    def vouched_for(self, obj, holder):
+        """Does something else speak for the gradient: a test of its siblings, or a class that fills the gradients itself?"""
+        if any(self.st.known.get(i) == "set" for i in obj.ins):
+            return True
+        name = root_of(holder)
+        for _, s in self.statements:
+            if isinstance(s, ast.If) and any(tests_gradient(n) and root_of(n.left) != name for n in ast.walk(s.test)):
+                return True
+        cls = self.st.frame.owner
+        return obj.kind == "opaque" and isinstance(cls, Class) and self.fills_gradients(cls)
+
+    def fills_gradients(self, cls, depth=0):
+        """Does a method of the class, or of a base of it, give parameters their `.grad`?"""
+        if not hasattr(cls.node, "fills_gradients"):
+            cls.node.fills_gradients = any(
+                isinstance(t, ast.Attribute) and t.attr == "grad" and not (isinstance(n.value, ast.Constant) and n.value.value is None)
+                for n in ast.walk(cls.node) if isinstance(n, ast.Assign) for t in n.targets)
+        return cls.node.fills_gradients or depth < 8 and any(isinstance(b, Class) and self.fills_gradients(b, depth + 1) for b in map(self.force, cls.bases))
 
     def leaf_lost(self, ref, obj, why, node):
         """Was the leaf made and lost in one expression (or by a conversion in a second statement)?"""
@@ -2143,6 +2211,30 @@ def dict_key(index):
     if isinstance(index, Multi) and all(isinstance(v, Ref) for v in index.values):
         return "*" + ",".join(str(v.oid) for v in index.values)
     return f"*{index.oid}" if isinstance(index, Ref) else None
+
+
+def attributes_in(scope):
+    """The ids of the attributes read in a function, or at the top level of a file; functions inside have their own."""
+    if not hasattr(scope, "attributes"):
+        scope.attributes, work = set(), list(ast.iter_child_nodes(scope))
+        while work:
+            n = work.pop()
+            if isinstance(n, ast.Attribute):
+                scope.attributes.add(id(n))
+            if not isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+                work.extend(ast.iter_child_nodes(n))
+    return scope.attributes
+
+
+def root_of(node):
+    while isinstance(node, (ast.Attribute, ast.Subscript, ast.Call)):
+        node = node.func if isinstance(node, ast.Call) else node.value
+    return node.id if isinstance(node, ast.Name) else None
+
+
+def tests_gradient(node):
+    """`w.grad is not None`"""
+    return isinstance(node, ast.Compare) and isinstance(node.left, ast.Attribute) and node.left.attr == "grad" and isinstance(node.ops[0], ast.IsNot)
 
 
 def is_assertion(stmt):

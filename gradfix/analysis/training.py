@@ -114,6 +114,7 @@ class Training:
             return
         registered = {m.oid for m in self.submodules(ref)}
         parameters = {p.oid for p in self.parameters_of(ref)[0]}
+        given_out = self.given_out(obj)
         for name, value in obj.attrs.items():
             place = self.assigned.get((ref.oid, name))
             if place is None or not isinstance(name, str) or not isinstance(value, Ref):
@@ -124,6 +125,8 @@ class Training:
             if kept.kind in ("list", "dict", "tuple"):
                 items = kept.items.values() if isinstance(kept.items, dict) else kept.items
                 parts = [v for i in items for v in values_of(i) if isinstance(v, Ref)]
+                if any(v.oid in given_out for v in parts):
+                    continue
                 layers = [v for v in parts if self.obj(v) is not None and self.obj(v).kind == "module" and v.oid > ref.oid and v.oid not in registered]
                 leaves = [v for v in parts if self.obj(v) is not None and self.obj(v).kind == "tensor" and self.obj(v).leaf is True
                           and self.obj(v).rg is True and v.oid > ref.oid and v.oid not in parameters]
@@ -131,17 +134,18 @@ class Training:
                     self.unregistered.append((ref, place, "layers", layers, kept.kind, tuple(kept.items) if isinstance(kept.items, dict) else ()))
                 elif len(parts) == len(leaves) and leaves:
                     self.unregistered.append((ref, place, "parameters", leaves, kept.kind, ()))
-            elif kept.kind == "tensor" and value.oid > ref.oid and value.oid not in parameters:
+            elif kept.kind == "tensor" and value.oid > ref.oid and value.oid not in parameters | given_out:
                 if kept.leaf is True and kept.rg is True and not kept.param and not kept.dead:
                     self.unregistered.append((ref, place, "tensor", [value], "", ()))
-                elif kept.leaf is False and kept.rg is True and kept.lost in self.st.heap and self.st.heap[kept.lost].param and kept.lost > ref.oid:
+                elif kept.leaf is False and kept.rg is True and kept.lost in self.st.heap and self.st.heap[kept.lost].param and kept.lost > ref.oid and (
+                        kept.lost not in parameters):
                     self.unregistered.append((ref, place, "moved", [value], "", ()))
 
     def finish_registration(self):
         held = self.held()
         for ref, (module, stmt, target), what, values, kind, keys in self.unregistered:
             leaves = {p.oid for v in values for p in (self.parameters_of(v)[0] if what == "layers" else [v])}
-            if leaves & held or leaves & self.wanted or any(v.oid in self.handed for v in values):
+            if leaves & (held | self.wanted) or any(v.oid in self.handed for v in values):
                 continue
             if not any(self.st.heap.get(i) is not None and self.st.heap[i].rg is True for i in leaves):
                 continue  # frozen meanwhile
@@ -152,6 +156,17 @@ class Training:
             if any(v.oid in {m.oid for m in self.submodules(ref)} for v in values):
                 continue  # registered after all
             self.fact("unregistered-parameter", stmt, True, module=module, stmt=stmt, target=module.source(target), form=what, container=kind, keys=keys)
+
+    def given_out(self, obj):
+        """What a module keeps out of `parameters()` and hands out by a method of its own (`def arch_parameters(self)`)."""
+        out = set()
+        for fn in obj.cls.node.body:
+            if not isinstance(fn, (ast.FunctionDef, ast.AsyncFunctionDef)) or fn.name in ("forward", "__init__", "__call__"):
+                continue
+            given = [n.value for n in ast.walk(fn) if isinstance(n, (ast.Return, ast.Yield, ast.YieldFrom)) and n.value is not None]
+            for name in {n.attr for value in given for n in attributes_of_self(value)} & obj.attrs.keys():
+                out |= {p.oid for p in self.operands([obj.attrs[name]]) if isinstance(p, Ref)}
+        return out
 
     def held(self):
         """Everything that some optimizer holds."""
@@ -275,6 +290,26 @@ class Training:
                 continue
             self.fact("requires-grad-on-module", stmt, True, module=module, stmt=stmt, target=module.source(target.value), flag=flag,
                       value=module.source(stmt.value) if isinstance(stmt, ast.Assign) else None)
+
+
+def attributes_of_self(value):
+    """`self.a` where it is what is handed out: bare, or in a list or a sum of lists; not `self.a(x)` nor `self.a * 2`."""
+    if isinstance(value, ast.Attribute) and isinstance(value.value, ast.Name) and value.value.id == "self":
+        yield value
+    elif isinstance(value, (ast.List, ast.Tuple, ast.Set)):
+        for element in value.elts:
+            yield from attributes_of_self(element)
+    elif isinstance(value, ast.Dict):
+        for element in value.values:
+            yield from attributes_of_self(element)
+    elif isinstance(value, ast.Starred):
+        yield from attributes_of_self(value.value)
+    elif isinstance(value, ast.BinOp) and isinstance(value.op, ast.Add):
+        yield from attributes_of_self(value.left)
+        yield from attributes_of_self(value.right)
+    elif isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id in ("list", "tuple", "iter", "chain"):
+        for argument in value.args:
+            yield from attributes_of_self(argument)
 
 
 def uses_in(tree, called, match):
