@@ -34,12 +34,12 @@ def async_arguments(text: str) -> list[tuple[int, int]]:
     return found
 
 
-def with_async_renamed(text: str) -> str:
-    """The text with each such argument called PLACEHOLDER, at the same place."""
+def with_async_renamed(text: str, name: str = PLACEHOLDER) -> str:
+    """The text with each such argument called `name`; as PLACEHOLDER, everything stays at its place."""
     lines = io.StringIO(text, newline="").readlines()
-    for row, col in async_arguments(text):
+    for row, col in reversed(async_arguments(text)):
         line = lines[row - 1]
-        lines[row - 1] = line[:col] + PLACEHOLDER + line[col + len("async") :]
+        lines[row - 1] = line[:col] + name + line[col + len("async") :]
     return "".join(lines)
 
 

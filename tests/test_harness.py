@@ -12,9 +12,12 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("msgspec")
 
+from fixture_support import settings  # noqa: E402
 from harness_support import Verdict, prove, rewritten, runs, script, write  # noqa: E402
 
+from gradfix.harness.rewrites import Rewriter  # noqa: E402
 from gradfix.harness.run import Limits  # noqa: E402
+from gradfix.runner import Runner  # noqa: E402
 
 FOUNDING = """\
     import torch
@@ -325,3 +328,25 @@ def test_a_command_judges(tmp_path):
     assert gradfix(tmp_path, "verify", "helper.py", "--").returncode == 2
     done = gradfix(tmp_path, "verify", ".", "--isolated", "--", "no-such-command")
     assert done.returncode == 0 or "no such file" in done.stderr
+
+
+UNPARSABLE = """\
+    import torch
+
+    torch.manual_seed(0)
+    net = torch.nn.Linear(2, 1)
+    x = torch.ones(3, 2).to("cpu", async=True)
+    net(x).sum().backward()
+    with torch.no_grad():
+        for p in net.parameters():
+            p -= 0.1 * p.grad
+"""
+
+
+def test_a_file_that_does_not_parse_is_judged_against_itself_with_that_mended(tmp_path):
+    path = write(tmp_path, UNPARSABLE)
+    done = Rewriter([str(path)], settings(legacy=True), Runner(1)).make()
+    right = done.after[str(path)]
+    assert b"non_blocking=True" in right and prove(path, done).verdict is Verdict.GAINED
+    for wrong in (right.replace(b"p -= 0.1", b"p += 0.1"), right.replace(b"p -= 0.1 * p.grad", b"pass")):
+        assert prove(path, done, wrong).verdict in (Verdict.CHANGED, Verdict.FAILED)

@@ -6,6 +6,7 @@ computed a second time (`reference`), and the original once on a forgiving autog
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -14,6 +15,8 @@ from gradfix.harness.align import Difference, Texts, close, compare, compare_for
 from gradfix.harness.rewrites import Rewrite, forgive, texts
 from gradfix.harness.run import Runs, Script
 from gradfix.harness.trace import Failure, Record
+from gradfix.old_python import async_arguments, with_async_renamed
+from gradfix.source import SourceError, decode
 
 GOOD = (Verdict.PRESERVED, Verdict.GAINED, Verdict.REPAIRED)
 
@@ -80,9 +83,9 @@ class Prover:
         after_overlay: dict[str, bytes] | None = None,
     ) -> Judgement:
         """Judge the step from one set of file contents to another (by path as given, and by real path)."""
-        import os
-
-        old = before_overlay if before_overlay is not None else {}
+        old = dict(before_overlay or {})
+        mended = {os.path.realpath(p): text for p, data in before_files.items() if (text := mended_syntax(p, data)) is not None}
+        old |= mended  # what does not parse is no witness: the same with that mended is
         new = after_overlay if after_overlay is not None else {os.path.realpath(p): d for p, d in after_files.items()}
         before, why = self.original(old)
         if why is not None:
@@ -104,8 +107,21 @@ class Prover:
             for other in [self.runs.result(number) for number in others]:
                 second = verdict(before, after, reference, other, lines, rewrites, self.script, self.tolerance)
                 out = second if second.good and not out.good else out
+        if mended and out.verdict is Verdict.PRESERVED:
+            out.verdict, out.reason = Verdict.GAINED, "it parses, and every gradient is as it is with only that mended"
         out.before, out.after = before, after
         return out
+
+
+def mended_syntax(path: str, data: bytes) -> bytes | None:
+    """A file that does not parse for its `.cuda(async=True)`, with `non_blocking` in that place; None for any other file."""
+    try:
+        source = decode(path, data)
+    except SourceError:
+        return None
+    if not async_arguments(source.text):
+        return None
+    return source.updated(source.encode(with_async_renamed(source.text, "non_blocking")))
 
 
 def unfit(before: Record, again: Record, tolerance: float | None) -> str | None:
