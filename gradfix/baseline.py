@@ -76,8 +76,8 @@ def compare(path: str, result: Result, settings: Settings) -> Compared:
     return Compared(new, len(result.findings) - len(new), vanished)
 
 
-def write(path: str, result: Result, settings: Settings) -> Counter[Key]:
-    """Make the findings the known ones; what this run did not judge (other files, other rules) stays."""
+def write(path: str, result: Result, settings: Settings) -> int:
+    """Make the findings the known ones; what this run did not judge (other files, other rules) stays.  How many there are."""
     found = Counter(_keys(path, result))
     if os.path.exists(path):
         judged = _judged(path, result, settings)
@@ -89,7 +89,7 @@ def write(path: str, result: Result, settings: Settings) -> Counter[Key]:
         atomic_write(path, text.encode("utf-8", "backslashreplace"))
     except OSError as error:
         raise BaselineError(f"{path}: {(error.strerror or str(error)).lower()}") from None
-    return found
+    return found.total()
 
 
 def _base(path: str) -> str:

@@ -247,22 +247,58 @@ def check(
     no_cache: NoCache = False,
     quiet: Quiet = False,
     stdin_filename: StdinName = None,
+    baseline: Annotated[Optional[str], typer.Option("--baseline", metavar="FILE", help="Leave out the findings that FILE knows.")] = None,
+    write_baseline: Annotated[Optional[str], typer.Option("--write-baseline", metavar="FILE", help="Write the findings to FILE, as known ones.")] = None,
     explain_analysis: Annotated[
         Optional[str], typer.Option("--explain-analysis", metavar="FILE:LINE", help="Print what the analysis believes there.")
     ] = None,
 ):
     """Report findings."""
+    if baseline is not None and write_baseline is not None:
+        raise UsageError("--baseline and --write-baseline exclude each other")
     session = Session(paths, locals())
     if explain_analysis is not None:
         finish(_explain(session, explain_analysis, bool(paths)))
+    finish(_check(session, baseline, write_baseline, exit_zero))
+
+
+def _check(session: Session, baseline: str | None, write_baseline: str | None, exit_zero: bool) -> int:
     from gradfix import engine
 
     with session.runner() as runner:
         result = engine.check(session.files, session.settings, runner, session.overlay)
-        session.report(result, runner, "check", sys.stdout)
+        notes = _use_baseline(session, result, baseline, write_baseline)
+        session.report(result, runner, "check", sys.stdout, text="" if write_baseline is not None else None)
+    for note in notes if not session.quiet else ():
+        say(note)
     if session.all_problems:
-        finish(2)
-    finish(1 if fails(result.findings) and not exit_zero else 0)
+        return 2
+    return 1 if fails(result.findings) and not exit_zero else 0
+
+
+def _use_baseline(session: Session, result, known: str | None, write: str | None) -> list[str]:
+    """Take the known findings out of `result`, and what to say about it."""
+    if known is None and write is None:
+        return []
+    from gradfix import baseline
+    from gradfix.reports import count
+
+    try:
+        if write is not None:
+            kept = baseline.write(write, result, session.settings) - len(result.findings)
+            more = f" and kept {kept} of what was not checked" if kept else ""
+            notes = [f"Wrote {count(len(result.findings), 'finding')} to {write}{more}."]
+            result.findings = []
+            return notes
+        compared = baseline.compare(known, result, session.settings)
+    except baseline.BaselineError as error:
+        raise UsageError(str(error)) from None
+    result.findings = compared.new
+    notes = [f"{count(compared.known, 'known finding')} left out."] if compared.known else []
+    if gone := baseline.describe(compared.vanished):
+        notes.append(f"No longer found, but still in {known} (`--write-baseline {known}` takes them out):")
+        notes += [f"  {one_line(line)}" for line in gone]
+    return notes
 
 
 def _explain(session: Session, place: str, paths_given: bool) -> int:

@@ -29,15 +29,15 @@ class Key:
         return hashlib.sha256("\0".join(parts).encode("utf-8", "surrogateescape")).hexdigest()
 
 
-def keys(findings: Iterable[Finding], lines: Callable[[str], Sequence[str]], base: str = ".") -> list[Key]:
-    """The key of each finding.  `lines` gives the text of a file; paths are relative to the folder `base`."""
-    scopes: dict[str, Scopes] = {}
+def keys(findings: Iterable[Finding], lines: Callable[[str, int | None], Sequence[str]], base: str = ".") -> list[Key]:
+    """The key of each finding.  `lines` gives the text of a file or of a cell; paths are relative to the folder `base`."""
+    scopes: dict[tuple[str, int | None], Scopes] = {}
     out = []
     for f in findings:
-        text = lines(f.path)
-        if f.path not in scopes:
-            scopes[f.path] = Scopes("".join(text))
-        out.append(Key(relative(f.path, base), f.code, scopes[f.path].at(f.span), source(text, f.span)))
+        text, where = lines(f.path, f.cell), (f.path, f.cell)
+        if where not in scopes:
+            scopes[where] = Scopes("".join(text))
+        out.append(Key(relative(f.path, base), f.code, scopes[where].at(f.span), source(text, f.span)))
     return out
 
 
@@ -97,6 +97,7 @@ def source(lines: Sequence[str], span: Span) -> str:
     text = re.sub(r"\\?\s+", " ", text.replace("'", '"')).strip()
     text = re.sub(r" ?([^\w ]) ?", r"\1", text)
     text = re.sub(r",([)\]}])", r"\1", text)
+    text = text.encode("utf-8", "backslashreplace").decode("utf-8")  # a notebook may hold half a surrogate pair
     if len(text) > LONGEST:
         text = f"{text[:LONGEST]}… {hashlib.sha256(text.encode('utf-8', 'surrogatepass')).hexdigest()[:8]}"
     return text

@@ -8,6 +8,7 @@ from dataclasses import replace
 from gradfix import fingerprints
 from gradfix.engine import Result, check
 from gradfix.findings import Finding, Problem, Span
+from gradfix.preview import Fixes
 from gradfix.review.changes import SUFFIXES, Changes, misfit, old_contents, raw_lines
 from gradfix.source import SourceError, data_of, decode, lines_of, read_bytes
 
@@ -106,10 +107,4 @@ def _new(findings: list[Finding], result: Result, changes: Changes, settings, ru
 def keys(findings: list[Finding], project, root: str) -> list[fingerprints.Key]:
     """What findings are known by, with paths from the root of the repository."""
 
-    def lines(path: str) -> list[str]:
-        try:
-            return lines_of(decode(path, data_of(project, path)).text)
-        except SourceError:
-            return []
-
-    return fingerprints.keys(findings, lines, root)
+    return fingerprints.keys(findings, Fixes(project).lines, root)
