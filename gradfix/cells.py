@@ -176,6 +176,11 @@ class Cells(Source):
         """The row by which a row of the cell is known: in a notebook that of the cell."""
         return row
 
+    def program_row(self, number: int | None, row: int) -> int:
+        """The row of the program that is known as `row` of the cell `number`."""
+        self.text  # noqa: B018: lays out the cells
+        return next(c.row for c in self.cells if c.number == number) + row
+
     def lines(self, number: int | None = None) -> list[str]:
         """The lines of a cell as they stand in the file."""
         return next((c.raw for c in self.cells if c.number == number), [])

@@ -169,12 +169,8 @@ class Session:
     def report(self, result, runner, command: str, stream, text: str | None = None, **more) -> None:
         """Problems to stderr, findings to `stream` (or the output file) in the chosen format, or as the `text` given."""
         from gradfix import engine, preview, reports
-        from gradfix.findings import place
 
-        problems = sorted({*self.problems, *result.problems}, key=lambda p: p.sort_key)
-        for p in problems:
-            say(f"error: {one_line(place(p.path, p.cell, p.row, p.col))}: {one_line(p.reason)}")
-        self.all_problems = problems
+        self.all_problems = problems = _say_problems({*self.problems, *result.problems})
         findings = [engine.with_settings(f, self.settings) for f in result.findings]
         fixes = preview.Fixes(result.project)
         if self.format not in ("concise", "github", "gitlab", "junit") and not self.statistics:
@@ -356,8 +352,6 @@ def apply(
     """Repair what was found: safe fixes, or all with --unsafe-fixes."""
     session = Session(paths, locals())
     from gradfix import engine
-    from gradfix.findings import Problem
-    from gradfix.source import SourceError, atomic_write, read_bytes
 
     runner = session.runner()
     try:
@@ -373,22 +367,7 @@ def apply(
         runner.close()
     if dry_run:
         finish(_dry_run(session, done, exit_zero))
-    if session.stdin:
-        ((name, data),) = session.overlay.items()
-        sys.stdout.buffer.write(done.after.get(name, data))
-        sys.stdout.buffer.flush()
-    elif done.after:
-        for path in uncommitted(sorted(done.after)):
-            say(f"warning: {path} has uncommitted changes; gradfix changes it too")
-        for path, data in done.after.items():
-            try:
-                if os.path.exists(path) and read_bytes(path) != done.before[path]:
-                    done.result.problems.append(Problem(path, "left as it was: it changed on disk in the meantime"))
-                    continue
-                atomic_write(path, data)
-            except (OSError, SourceError) as error:
-                reason = error.reason if isinstance(error, SourceError) else write_reason(error)
-                done.result.problems.append(Problem(path, f"can't be written: {reason}"))
+    done.result.problems += _write(session, done.before, done.after)
     failed = {p.path for p in done.result.problems}
     fixed = [f for f in done.fixed if not any(e.path in failed for e in f.fix.edits)]
     if session.stdin and session.output_file is None:
@@ -402,41 +381,41 @@ def apply(
     finish(1 if fails(done.result.findings) and not exit_zero else 0)
 
 
+def _write(session: Session, before: dict[str, bytes], after: dict[str, bytes]) -> list:
+    """Put the new contents where they belong; a problem for each file that does not take them."""
+    from gradfix.findings import Problem
+    from gradfix.source import SourceError, atomic_write, read_bytes
+
+    if session.stdin:
+        ((name, data),) = session.overlay.items()
+        sys.stdout.buffer.write(after.get(name, data))
+        sys.stdout.buffer.flush()
+        return []
+    problems = []
+    for path in uncommitted(sorted(after)) if after else ():
+        say(f"warning: {path} has uncommitted changes; gradfix changes it too")
+    for path, data in after.items():
+        try:
+            if os.path.exists(path) and read_bytes(path) != before[path]:
+                problems.append(Problem(path, "left as it was: it changed on disk in the meantime"))
+                continue
+            atomic_write(path, data)
+        except (OSError, SourceError) as error:
+            reason = error.reason if isinstance(error, SourceError) else write_reason(error)
+            problems.append(Problem(path, f"can't be written: {reason}"))
+    return problems
+
+
 def write_reason(error: OSError) -> str:
     return (error.strerror or str(error)).lower()
 
 
 def _dry_run(session: Session, done, exit_zero: bool) -> int:
     from gradfix import engine
-    from gradfix.findings import place
     from gradfix.reports import count
-    from gradfix.reports.style import styler
 
-    problems = sorted({*session.problems, *done.result.problems}, key=lambda p: p.sort_key)
-    for p in problems:
-        say(f"error: {one_line(place(p.path, p.cell, p.row, p.col))}: {one_line(p.reason)}")
-    diff = "".join(engine.unified_diff(p, done.before[p], done.after[p]) for p in sorted(done.after))
-    if session.output_file is not None:
-        try:
-            with open(session.output_file, "wb") as out:
-                out.write(diff.encode("utf-8", "surrogateescape"))
-        except OSError as error:
-            raise UsageError(f"{session.output_file}: {write_reason(error)}") from None
-    else:
-        if diff and wants_color(sys.stdout):
-            style, lines = styler(True), []
-            tints = {"+": ("green",), "-": ("red",), "@": ("cyan",)}
-            for line in diff.split("\n"):
-                names = ("bold",) if line.startswith(("+++", "---")) else tints.get(line[:1], ())
-                lines.append(style(line, *names))
-            diff = "\n".join(lines)
-        sys.stdout.flush()
-        raw = getattr(sys.stdout, "buffer", None)
-        if raw is not None:
-            raw.write(diff.encode("utf-8", "surrogateescape"))
-            raw.flush()
-        else:
-            sys.stdout.write(diff)
+    problems = _say_problems({*session.problems, *done.result.problems})
+    diff = _print_diff(session, done.before, done.after)
     if not session.quiet:
         if done.after:
             say(f"Would fix {count(len(done.fixed), 'finding')} in {count(len(done.after), 'file')}.")
@@ -453,6 +432,49 @@ def _dry_run(session: Session, done, exit_zero: bool) -> int:
     if problems:
         return 2
     return 1 if diff and not exit_zero else 0
+
+
+def _say_problems(problems) -> list:
+    from gradfix.findings import place
+
+    problems = sorted(problems, key=lambda p: p.sort_key)
+    for p in problems:
+        say(f"error: {one_line(place(p.path, p.cell, p.row, p.col))}: {one_line(p.reason)}")
+    return problems
+
+
+def _print_diff(session: Session, before: dict[str, bytes], after: dict[str, bytes]) -> str:
+    from gradfix import engine
+
+    diff = "".join(engine.unified_diff(p, before[p], after[p]) for p in sorted(after))
+    if session.output_file is not None:
+        try:
+            with open(session.output_file, "wb") as out:
+                out.write(diff.encode("utf-8", "surrogateescape"))
+        except OSError as error:
+            raise UsageError(f"{session.output_file}: {write_reason(error)}") from None
+        return diff
+    shown = tinted(diff) if wants_color(sys.stdout) else diff
+    sys.stdout.flush()
+    raw = getattr(sys.stdout, "buffer", None)
+    if raw is not None:
+        raw.write(shown.encode("utf-8", "surrogateescape"))
+        raw.flush()
+    else:
+        sys.stdout.write(shown)
+    return diff
+
+
+def tinted(diff: str) -> str:
+    """A unified diff in the colours of a terminal."""
+    from gradfix.reports.style import styler
+
+    style, lines = styler(True), []
+    tints = {"+": ("green",), "-": ("red",), "@": ("cyan",)}
+    for line in diff.split("\n"):
+        names = ("bold",) if line.startswith(("+++", "---")) else tints.get(line[:1], ())
+        lines.append(style(line, *names) if line else line)
+    return "\n".join(lines)
 
 
 def uncommitted(paths: list[str]) -> list[str]:
@@ -487,6 +509,54 @@ def uncommitted(paths: list[str]) -> list[str]:
             if entry[3:] in names:
                 out.append(names[entry[3:]])
     return sorted(out)
+
+
+@app.command()
+def suppress(
+    paths: Paths = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", "--diff", help="Print the changes as a unified diff; write nothing.")] = False,
+    select: Select = None,
+    ignore: Ignore = None,
+    extend_select: ExtendSelect = None,
+    exclude: Exclude = None,
+    force_exclude: ForceExclude = False,
+    include_markdown: Markdown = False,
+    config: ConfigFile = None,
+    isolated: Isolated = False,
+    target_torch: Torch = None,
+    output_file: Annotated[Optional[str], typer.Option("--output-file", "-o", metavar="FILE", help="With --dry-run: write the diff there.")] = None,
+    exit_zero: ExitZero = False,
+    jobs: Jobs = None,
+    no_cache: NoCache = False,
+    quiet: Quiet = False,
+    stdin_filename: StdinName = None,
+):
+    """Add a comment that suppresses it to each finding."""
+    if output_file is not None and not dry_run:
+        raise UsageError("--output-file is for --dry-run")
+    fixed = {"unfixable": None, "extend_safe_fixes": None, "output_format": None, "statistics": False}
+    session = Session(paths, {**locals(), **fixed})
+    from gradfix import engine
+    from gradfix.reports import count
+    from gradfix.suppress import suppress as add_comments
+
+    with session.runner() as runner:
+        result = engine.check(session.files, session.settings, runner, session.overlay)
+    done = add_comments(result)
+    problems = [*session.problems, *result.problems, *done.problems]
+    if dry_run:
+        diff = _print_diff(session, done.before, done.after)
+    else:
+        wrong = _write(session, done.before, done.after)
+        problems += wrong
+        done.findings = [f for f in done.findings if f.path not in {p.path for p in wrong}]
+    if not quiet and (done.findings or not problems and session.files):
+        word = "Would suppress" if dry_run else "Suppressed"
+        files = count(len({f.path for f in done.findings}), "file")
+        say(f"{word} {count(len(done.findings), 'finding')} in {files}." if done.findings else "No findings.")
+    if _say_problems(set(problems)):
+        finish(2)
+    finish(1 if dry_run and diff and not exit_zero else 0)
 
 
 class ReviewFormat(str, enum.Enum):

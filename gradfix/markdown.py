@@ -39,6 +39,9 @@ class Markdown(Cells):
     def lines(self, number: int | None = None) -> list[str]:
         return self.rows
 
+    def program_row(self, number: int | None, row: int) -> int:
+        return row
+
     def file_row(self, cell: Cell, row: int) -> int:
         return cell.row + row
 
