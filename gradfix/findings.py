@@ -275,6 +275,11 @@ class Problem:
         return (self.path, self.cell or 0, self.row or 0, self.col or 0, self.reason)
 
 
+def place_in_cell(at: Finding | Related) -> str:
+    """` (cell 2:3:5)`, for readers that know the rows of the file only; nothing where there are no cells."""
+    return f" ({place('', at.cell, at.span.row, at.span.col + 1)})" if at.cell else ""
+
+
 def place(path: str, cell: int | None, row: int | None, col: int | None = None) -> str:
     """`train.py:3:5`, `lesson.ipynb:cell 2:3:5`: rows and columns from 1."""
     parts = [path, f"cell {cell}" if cell else "", str(row) if row else "", str(col) if row and col else ""]

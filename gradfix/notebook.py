@@ -8,17 +8,20 @@ from __future__ import annotations
 import difflib
 import json
 import re
+from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import groupby
+from itertools import accumulate, groupby, islice
 
 from gradfix.cells import Cell, Cells
-from gradfix.source import SourceError, decode_utf8
+from gradfix.findings import Span
+from gradfix.source import SourceError, decode_utf8, lines_of
 
 _scan = json.decoder.scanstring
 _any = json.JSONDecoder(strict=False).raw_decode
 _SPACE = re.compile(r"[ \t\n\r]*")
+_CHARACTER = re.compile(r"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|\\u[0-9a-fA-F]{4}|\\.|.", re.S)
 
 
 @dataclass
@@ -49,6 +52,42 @@ class Notebook(Cells):
             raise SourceError("is no notebook: its JSON is nested too deeply") from None
         cells = [Cell(n, "".join(value for *_, value in t.items)) for n, t in zip(number, texts)]
         return cls(path, data, encoding, text, cells, texts)
+
+    # ------------------------------------------------------- places in the JSON text
+    @cached_property
+    def json_lines(self) -> list[str]:
+        return lines_of(self.json_text)
+
+    @cached_property
+    def _starts(self) -> list[int]:
+        return [0, *accumulate(map(len, self.json_lines))]
+
+    def in_json(self, number: int, span: Span) -> Span:
+        """Where a span of a cell stands in the file."""
+        index = next(c.index for c in self.cells if c.number == number)
+        start, end = self._offset(index, span.row, span.col), self._offset(index, span.end_row, span.end_col)
+        first = self._at(index, start)[0]
+        last = self._at(index, end - 1)[1] if end > start else first
+        return Span(*self._row_col(first), *self._row_col(last))
+
+    def _offset(self, index: int, row: int, col: int) -> int:
+        raw = self.cells[index].raw
+        line = raw[row - 1].rstrip("\r\n") if row <= len(raw) else ""
+        return sum(map(len, raw[: row - 1])) + min(col, len(line))
+
+    def _at(self, index: int, offset: int) -> tuple[int, int]:
+        """From where to where character `offset` of the cell is written; behind the last one, where the text ends."""
+        for start, _, value in self.texts[index].items:
+            if offset < len(value):
+                for found in islice(_CHARACTER.finditer(self.json_text, start + 1), offset, None):
+                    return found.span()
+            offset -= len(value)
+        end = self.texts[index].items[-1][1] - 1 if self.texts[index].items else self.texts[index].start
+        return end, end
+
+    def _row_col(self, offset: int) -> tuple[int, int]:
+        row = bisect_right(self._starts, offset, hi=max(1, len(self._starts) - 1))
+        return row, offset - self._starts[row - 1]
 
     # ------------------------------------------------------- writing
     def write(self, changed: dict[int, str]) -> bytes:

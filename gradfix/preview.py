@@ -84,6 +84,14 @@ def in_cells_of(source, made: Sequence[Change]) -> tuple[Change, ...]:
     return tuple(out)
 
 
+def file_lines(path: str, data: bytes) -> list[str]:
+    """The lines of a file as it is on disk: of a notebook those of its JSON."""
+    source = decode(path, data)
+    if path.endswith(".ipynb"):
+        return source.json_lines
+    return source.lines() if in_cells(path) else lines_of(source.text)
+
+
 def replacements(old: Sequence[str], changed: Iterable[Change]) -> list[Replacement]:
     return [Replacement("".join(c.new), *_start(old, c.start), *_start(old, c.end), c.cell) for c in changed]
 
@@ -119,6 +127,13 @@ def suggestion(old: Sequence[str], changed: Sequence[Change]) -> Suggestion | No
     return Suggestion(start + 1, end, text.removesuffix(newline)) if _newline(text) == newline else None
 
 
+def _with(lines: Sequence[str], made: Sequence[Change]) -> list[str]:
+    out = list(lines)
+    for change in reversed(made):
+        out[change.start : change.end] = change.new
+    return out
+
+
 def _newline(text: str) -> str:
     return next((end for end in ("\r\n", "\n", "\r") if text.endswith(end)), "")
 
@@ -149,6 +164,39 @@ class Fixes:
                 self._lines[path, cell] = []
         return self._lines[path, cell]
 
+    def file_lines(self, path: str) -> list[str]:
+        """The lines of the file as it is on disk: of a notebook those of its JSON."""
+        return self._notebook(path).json_lines if path.endswith(".ipynb") else self.lines(path)
+
+    def in_file(self, path: str, cell: int | None, span: Span) -> Span:
+        """The span in the lines of the file, where it may be one in a cell of a notebook."""
+        return span if cell is None else self._notebook(path).in_json(cell, span)
+
+    def file_changes(self, fix: Fix) -> dict[str, tuple[Change, ...]]:
+        """What `changed` says, as changes of `file_lines`."""
+        return {path: self._of_file(path, made) for path, made in self.changed(fix).items()}
+
+    def updated(self, path: str, made: Sequence[Change]) -> bytes:
+        """The file with changes that `changed` gave."""
+        source = decode(path, data_of(self.project, path))
+        if not path.endswith(".ipynb"):
+            text = "".join(_with(self.lines(path), made))
+            return text.encode(source.encoding)
+        by_cell = {c.number: [m for m in made if m.cell == c.number] for c in source.cells}
+        return source.write({c.index: "".join(_with(c.raw, by_cell[c.number])) for c in source.cells if by_cell[c.number]})
+
+    def _notebook(self, path: str):
+        return decode(path, data_of(self.project, path))
+
+    def _of_file(self, path: str, made: tuple[Change, ...]) -> tuple[Change, ...]:
+        if not path.endswith(".ipynb"):
+            return made
+        return changes(self.file_lines(path), file_lines(path, self.updated(path, made)))
+
+    def edits(self, path: str, made: Iterable[Change]) -> list[Replacement]:
+        """Changes as replacements, in a notebook each in its cell."""
+        return [r for change in made for r in replacements(self.lines(path, change.cell), [change])]
+
     def changed(self, fix: Fix) -> dict[str, tuple[Change, ...]]:
         """path -> its changes; empty when the fix can't be made."""
         out = {}
@@ -166,12 +214,12 @@ class Fixes:
         changed = self.changed(fix)
         if set(changed) != {path}:
             return []
-        return [r for change in changed[path] for r in replacements(self.lines(path, change.cell), [change])]
+        return self.edits(path, changed[path])
 
     def suggestion(self, path: str, fix: Fix) -> Suggestion | None:
         """The fix as one replacement of whole lines in `path`; None where it is not one."""
-        changed = self.changed(fix)
-        return suggestion(self.lines(path), changed[path]) if set(changed) == {path} else None
+        changed = self.file_changes(fix)
+        return suggestion(self.file_lines(path), changed[path]) if set(changed) == {path} else None
 
     def _compute(self, path: str, edits: tuple[Edit, ...]) -> tuple[Change, ...] | None:
         from gradfix.rewriting import rewrite

@@ -45,7 +45,8 @@ def workspace(here, monkeypatch):
 
 
 def snapshot(folder: Path) -> dict[str, bytes]:
-    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*.py"))}
+    files = [p for p in sorted(folder.rglob("*")) if p.suffix in (".py", ".ipynb")]
+    return {str(p.relative_to(folder)): p.read_bytes() for p in files}
 
 
 def verify_places(name: str) -> None:
@@ -82,6 +83,60 @@ def test_places(name, workspace):
 @pytest.mark.parametrize("name", WITH_FIXES)
 def test_fixes(name, workspace):
     verify_fixes(name, workspace)
+
+
+CELLS = [
+    "# é𝄞\nimport torch\nx = torch.randn(3, requires_grad=True)\n",
+    "%matplotlib inline\ns = '\"é𝄞\\\\'; h = x * 2\nh.sum().backward()\n'\t𝄞'; print(h.grad)\n'𝄞', torch.tensor(\n  [1], requires_grad=True)",
+]
+
+
+def notebook(folder: Path, ascii_only: bool, as_lists: bool, newline: str, more=()) -> None:
+    cells = [
+        {"cell_type": "code", "metadata": {}, "outputs": [], "source": text.splitlines(True) if as_lists else text}
+        for text in (*CELLS, *more)
+    ]
+    text = json.dumps({"cells": cells, "metadata": {}, "nbformat": 4, "nbformat_minor": 4}, indent=1, ensure_ascii=ascii_only)
+    (folder / "n.ipynb").write_bytes(text.replace("\n", newline).encode())
+
+
+@pytest.fixture
+def lesson(here, monkeypatch):
+    folder = here / "work"
+    (folder / ".git").mkdir(parents=True)
+    monkeypatch.chdir(folder)
+    return folder
+
+
+@pytest.mark.parametrize("ascii_only", [True, False])
+@pytest.mark.parametrize("as_lists", [True, False])
+@pytest.mark.parametrize("name", ["sarif", "rdjson", "rdjsonl", "github", "gitlab"])
+def test_a_notebook_is_a_file_of_json(name, as_lists, ascii_only, lesson):
+    """Who shows or changes the file knows its lines and not those of its cells."""
+    notebook(lesson, ascii_only, as_lists, "\r\n" if ascii_only else "\n", ["x = (\n"])
+    lines = Path("n.ipynb").read_text().splitlines()
+    found = {r.code: r for r in READERS[name](report(name)) if r.code}
+    assert set(found) == {"GF101", "GF202"}
+    rows = [next(i for i, line in enumerate(lines, 1) if part in line) for part in ("h.grad", "torch.tensor(", "[1]")]
+    assert found["GF101"].rows == (rows[0], rows[0]) and found["GF202"].rows == (rows[1], rows[2])
+    assert "(cell 2:4:" in Path("../report").read_text()
+    if name in WITH_COLUMNS:
+        assert found["GF101"].text == "h.grad"
+        if name != "github" or rows[1] == rows[2]:
+            assert found["GF202"].text.startswith("torch.tensor(") and found["GF202"].text.endswith("requires_grad=True)")
+    if name in WITH_FIXES:
+        notebook(lesson, ascii_only, as_lists, "\r\n" if ascii_only else "\n")
+        verify_fixes(name, lesson)
+
+
+def test_a_cell_that_cannot_be_read_has_the_row_of_the_file(lesson):
+    notebook(lesson, True, True, "\n", ["x = 1\ny = (\n"])
+    row = next(i for i, line in enumerate(Path("n.ipynb").read_text().splitlines(), 1) if "y = (" in line)
+    assert f"file=n.ipynb,line={row}," in report("github")
+    assert json.loads(report("gitlab"))[0]["location"]["lines"]["begin"] == row
+    assert json.loads(report("rdjson"))["diagnostics"][0]["location"]["range"]["start"]["line"] == row
+    (note,) = json.loads(report("sarif"))["runs"][0]["invocations"][0]["toolExecutionNotifications"]
+    assert note["locations"][0]["physicalLocation"]["region"]["startLine"] == row
 
 
 def test_each_fix_alone(here, monkeypatch):
@@ -141,9 +196,7 @@ BROKEN_PLACES = {
 }
 
 
-@pytest.mark.parametrize(
-    "name, how", [(n, how) for how, broken in BROKEN_PLACES.items() for n in FORMATS if n in broken[3]]
-)
+@pytest.mark.parametrize("name, how", [(n, how) for how, broken in BROKEN_PLACES.items() for n in FORMATS if n in broken[3]])
 def test_a_wrong_place_is_noticed(name, how, workspace, monkeypatch):
     module, attribute, broken, _ = BROKEN_PLACES[how]
     monkeypatch.setattr(module, attribute, broken)

@@ -290,6 +290,35 @@ def test_suggestions_give_what_apply_gives(repo, review):
     assert review("--base", "main").code == 0
 
 
+def lesson(*cells: str) -> str:
+    made = [{"cell_type": "code", "metadata": {}, "outputs": [], "source": text.splitlines(True)} for text in cells]
+    return json.dumps({"cells": made, "metadata": {}, "nbformat": 4, "nbformat_minor": 4}, indent=1) + "\n"
+
+
+def test_a_notebook_is_reviewed_by_the_lines_of_its_file(repo, review):
+    setup = "import torch\n'é𝄞'\nx = torch.randn(3, requires_grad=True)\n"
+    old = "k = x * 2\nk.sum().backward()\nprint(k.grad)"
+    new = "h = x * 2\nh.sum().backward()\nprint('𝄞', h.grad)\n"
+    pad = [f"print({i})\n" * 9 for i in range(3)]
+    root = repo({"n.ipynb": lesson(setup, old, *pad)}, {"n.ipynb": lesson(setup, old, *pad, new)})
+    done = review("--base", "main")
+    assert done.code == 1 and re.findall(r"--> (\S+:cell \d+:\d+)", done.out) == ["n.ipynb:cell 6:3"]
+    before = (root / "n.ipynb").read_bytes()
+    made = github_payload(review, "--base", "main")
+    (comment,) = made["comments"]
+    assert "`n.ipynb:cell 6:2`: backward runs here" in comment["body"]
+    row = next(i for i, line in enumerate(before.decode().splitlines(), 1) if "h.sum()" in line)
+    assert comment["line"] == row
+    click_all(made)
+    by_click = (root / "n.ipynb").read_bytes()
+    (root / "n.ipynb").write_bytes(before)
+    review("n.ipynb", command="apply")
+    applied = (root / "n.ipynb").read_bytes()
+    assert by_click != before and by_click == applied.replace(b'    "k.retain_grad()\\n",\n', b"")
+    gone = review("--base", "main", "--filter", "none")
+    assert gone.code == 0
+
+
 FIXTURES = Path(__file__).parent.parent / "fixtures"
 
 

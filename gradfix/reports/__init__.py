@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from gradfix import fingerprints
 from gradfix.codemod import Codemod
-from gradfix.findings import Applicability, Finding, Problem, Severity, Span
+from gradfix.findings import Applicability, Finding, Problem, Related, Severity, Span
 from gradfix.positions import Place, Unit, place
 from gradfix.preview import Fixes
 
@@ -26,8 +26,17 @@ class Report:
     files: int = 0
     rules: Sequence[Codemod] = ()
 
-    def place(self, path: str, span: Span, unit: Unit = Unit.CODE_POINTS) -> Place:
-        return place(span, self.fixes.lines(path), unit)
+    def place(self, at: Finding | Related, unit: Unit = Unit.CODE_POINTS) -> Place:
+        """Where it stands in its file: of a notebook, in its JSON."""
+        return place(self.fixes.in_file(at.path, at.cell, at.span), self.fixes.file_lines(at.path), unit)
+
+    def spot(self, p: Problem) -> tuple[int | None, int | None]:
+        """Row and column, from 1, of a problem in its file."""
+        if p.cell is None or not p.row:
+            return p.row, p.col
+        col = (p.col or 1) - 1
+        at = self.fixes.in_file(p.path, p.cell, Span(p.row, col, p.row, col))
+        return at.row, at.col + 1 if p.col else None
 
     def rule(self, code: str) -> Codemod | None:
         return next((r for r in self.rules if r.code == code), None)

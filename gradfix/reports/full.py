@@ -78,9 +78,7 @@ def columns(text: str) -> int:
     """How wide the text stands on a terminal."""
     if text.isascii():
         return len(text)
-    return sum(
-        0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text
-    )
+    return sum(0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text)
 
 
 def excerpt(report, where, span: Span, message, sign, tint, width, style, show=True) -> list[str]:

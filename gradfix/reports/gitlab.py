@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 
-from gradfix.findings import Finding, Problem
+from gradfix.findings import Finding, Problem, place_in_cell
 from gradfix.positions import Unit
 from gradfix.reports import Report, from_root
 from gradfix.reports.json import dumps
@@ -13,9 +13,9 @@ SEVERITIES = {"error": "major", "warning": "minor", "info": "info"}
 
 
 def finding_entry(report: Report, f: Finding, fingerprint: str) -> dict:
-    place = report.place(f.path, f.span, Unit.LINES)
+    place = report.place(f, Unit.LINES)
     return {
-        "description": f"{f.code} ({f.name}): {f.message}",  # the rule is shown nowhere else
+        "description": f"{f.code} ({f.name}): {f.message}{place_in_cell(f)}",  # the rule is shown nowhere else
         "check_name": f.code,
         "fingerprint": fingerprint,
         "severity": SEVERITIES[f.severity.value],
@@ -23,8 +23,8 @@ def finding_entry(report: Report, f: Finding, fingerprint: str) -> dict:
     }
 
 
-def problem_entry(p: Problem) -> dict:
-    path, row = from_root(p.path), p.row or 1
+def problem_entry(report: Report, p: Problem) -> dict:
+    path, row = from_root(p.path), report.spot(p)[0] or 1
     known_by = f"{path}\0{row}\0{p.col}\0{p.reason}".encode("utf-8", "surrogateescape")
     return {
         "description": p.reason,
@@ -36,6 +36,6 @@ def problem_entry(p: Problem) -> dict:
 
 
 def write(report: Report, out) -> None:
-    entries = [problem_entry(p) for p in report.problems]
+    entries = [problem_entry(report, p) for p in report.problems]
     entries += [finding_entry(report, f, mark) for f, mark in zip(report.findings, report.fingerprints())]
     out.write("[\n" + ",\n".join("  " + dumps(e) for e in entries) + "\n]\n" if entries else "[]\n")

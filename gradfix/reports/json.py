@@ -7,7 +7,7 @@ would be wrong; it has `files` instead: a list of `{"filename", "edits"}`.
 from __future__ import annotations
 
 from gradfix.findings import Finding, Problem
-from gradfix.preview import Replacement, replacements
+from gradfix.preview import Replacement
 from gradfix.reports import Report
 
 
@@ -22,7 +22,12 @@ def in_cell(cell: int | None) -> dict:
 
 def edits(made: list[Replacement]) -> list[dict]:
     return [
-        {"content": r.content, "location": place(r.row, r.column), "end_location": place(r.end_row, r.end_column), **in_cell(r.cell)}
+        {
+            "content": r.content,
+            "location": place(r.row, r.column),
+            "end_location": place(r.end_row, r.end_column),
+            **in_cell(r.cell),
+        }
         for r in made
     ]
 
@@ -38,8 +43,7 @@ def finding_entry(report: Report, f: Finding) -> dict:
         changed = report.fixes.changed(f.fix)
         if set(changed) - {f.path}:
             fix["files"] = [
-                {"filename": path, "edits": edits(replacements(report.fixes.lines(path), changed[path]))}
-                for path in sorted(changed)
+                {"filename": path, "edits": edits(report.fixes.edits(path, changed[path]))} for path in sorted(changed)
             ]
     rule = report.rule(f.code)
     last = f.statement_rows[1] or f.span.end_row
@@ -82,7 +86,9 @@ def problem_entry(p: Problem) -> dict:
 
 def entries(report: Report) -> list[dict]:
     found = [problem_entry(p) for p in report.problems] + [finding_entry(report, f) for f in report.findings]
-    return sorted(found, key=lambda e: (e["filename"], e["cell"] or 0, e["location"]["row"], e["location"]["column"], e["code"] or ""))
+    return sorted(
+        found, key=lambda e: (e["filename"], e["cell"] or 0, e["location"]["row"], e["location"]["column"], e["code"] or "")
+    )
 
 
 def dumps(value) -> str:

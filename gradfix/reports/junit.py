@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from xml.etree.ElementTree import Element, SubElement, indent, tostring
 
-from gradfix.findings import Finding, Problem, Severity
+from gradfix.findings import Finding, Problem, Severity, place
 from gradfix.reports import Report
 
 NO_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
@@ -38,7 +38,7 @@ def names(entries: list[Finding | Problem]) -> list[str]:
     seen: Counter = Counter()
     out = []
     for e in entries:
-        name = f"{e.code} {e.name} at {e.span.row}:{e.span.col + 1}" if isinstance(e, Finding) else "readable"
+        name = f"{e.code} {e.name} at {place('', e.cell, e.span.row, e.span.col + 1)}" if isinstance(e, Finding) else "readable"
         seen[name] += 1
         out.append(name if seen[name] == 1 else f"{name} ({seen[name]})")
     return out
@@ -46,11 +46,10 @@ def names(entries: list[Finding | Problem]) -> list[str]:
 
 def add_outcome(case: Element, entry: Finding | Problem) -> None:
     if isinstance(entry, Problem):
-        where = f"{entry.path}:{entry.row}: " if entry.row else f"{entry.path}: "
-        SubElement(case, "error", message=clean(entry.reason), type="error").text = clean(where + entry.reason)
+        where = place(entry.path, entry.cell, entry.row)
+        SubElement(case, "error", message=clean(entry.reason), type="error").text = clean(f"{where}: {entry.reason}")
         return
-    text = [f"{entry.path}:{entry.span.row}:{entry.span.col + 1}: {entry.message}"]
-    text += [f"{r.path}:{r.span.row}:{r.span.col + 1}: {r.message}" for r in entry.related]
+    text = [f"{place(e.path, e.cell, e.span.row, e.span.col + 1)}: {e.message}" for e in (entry, *entry.related)]
     if entry.fix is not None:
         text.append(f"{entry.fix.applicability.value} fix: {entry.fix.message}")
     if entry.severity is Severity.INFO:

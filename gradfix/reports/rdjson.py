@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 
-from gradfix.findings import Finding, Problem, Span
+from gradfix.findings import Finding, Problem, Related, place_in_cell
 from gradfix.positions import Unit
 from gradfix.reports import Report
 from gradfix.reports.json import dumps
@@ -16,10 +16,10 @@ SOURCE = {"name": "GradFix"}
 
 
 def diagnostic(report: Report, f: Finding) -> dict:
-    message = f"{f.message} ({f.name})"
+    message = f"{f.message} ({f.name}){place_in_cell(f)}"
     entry = {
         "message": message,
-        "location": location(report, f.path, f.span),
+        "location": location(report, f),
         "severity": f.severity.value.upper(),
         "source": SOURCE,
         "code": {"value": f.code},
@@ -36,15 +36,15 @@ def diagnostic(report: Report, f: Finding) -> dict:
             entry["message"] += f"; the fix changes places far apart, `gradfix apply{option}` makes it"
     if f.related:
         entry["related_locations"] = [
-            {"message": r.message, "location": location(report, r.path, r.span)} for r in f.related
+            {"message": r.message + place_in_cell(r), "location": location(report, r)} for r in f.related
         ]
     return entry
 
 
-def location(report: Report, path: str, span: Span) -> dict:
-    place = report.place(path, span, Unit.UTF8)
+def location(report: Report, at: Finding | Related) -> dict:
+    place = report.place(at, Unit.UTF8)
     return {
-        "path": path.replace(os.sep, "/"),
+        "path": at.path.replace(os.sep, "/"),
         "range": {
             "start": {"line": place.row, "column": place.column},
             "end": {"line": place.end_row, "column": place.end_column},
@@ -52,15 +52,15 @@ def location(report: Report, path: str, span: Span) -> dict:
     }
 
 
-def problem(p: Problem) -> dict:
+def problem(report: Report, p: Problem) -> dict:
     where: dict = {"path": p.path.replace(os.sep, "/")}
-    if p.row:
-        where["range"] = {"start": {"line": p.row}}
+    if row := report.spot(p)[0]:
+        where["range"] = {"start": {"line": row}}
     return {"message": p.reason, "location": where, "severity": "ERROR", "source": SOURCE}
 
 
 def diagnostics(report: Report) -> list[dict]:
-    return [problem(p) for p in report.problems] + [diagnostic(report, f) for f in report.findings]
+    return [problem(report, p) for p in report.problems] + [diagnostic(report, f) for f in report.findings]
 
 
 def write(report: Report, out) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from gradfix import __version__
-from gradfix.findings import Finding, Problem
+from gradfix.findings import Finding, Problem, Related, place_in_cell
 from gradfix.preview import Replacement, replacements
 from gradfix.reports import Report, from_root
 from gradfix.reports.json import dumps
@@ -31,7 +31,7 @@ def write(report: Report, out) -> None:
         "invocations": [
             {
                 "executionSuccessful": not report.problems,
-                "toolExecutionNotifications": [notification(p) for p in report.problems],
+                "toolExecutionNotifications": [notification(report, p) for p in report.problems],
             }
         ],
         "results": [
@@ -69,23 +69,23 @@ def result(report: Report, f: Finding, rule: int, fingerprint: str) -> dict:
         "ruleId": f.code,
         "ruleIndex": rule,
         "level": LEVELS[f.severity.value],
-        "message": {"text": f.message},
-        "locations": [{"physicalLocation": physical(report, f.path, f.span)}],
+        "message": {"text": f.message + place_in_cell(f)},
+        "locations": [{"physicalLocation": physical(report, f)}],
         "partialFingerprints": {"gradfix/v1": fingerprint},
     }
     if f.related:
         entry["relatedLocations"] = [
-            {"id": number, "physicalLocation": physical(report, r.path, r.span), "message": {"text": r.message}}
+            {"id": number, "physicalLocation": physical(report, r), "message": {"text": r.message + place_in_cell(r)}}
             for number, r in enumerate(f.related, 1)
         ]
-    if f.fix is not None and (changed := report.fixes.changed(f.fix)):
+    if f.fix is not None and (changed := report.fixes.file_changes(f.fix)):
         entry["fixes"] = [
             {
                 "description": {"text": f.fix.message},
                 "artifactChanges": [
                     {
                         "artifactLocation": artifact(path),
-                        "replacements": [replacement(r) for r in replacements(report.fixes.lines(path), changed[path])],
+                        "replacements": [replacement(r) for r in replacements(report.fixes.file_lines(path), changed[path])],
                     }
                     for path in sorted(changed)
                 ],
@@ -95,9 +95,9 @@ def result(report: Report, f: Finding, rule: int, fingerprint: str) -> dict:
     return entry
 
 
-def physical(report: Report, path: str, span) -> dict:
-    place = report.place(path, span)
-    return {"artifactLocation": artifact(path), "region": region(place.row, place.column, place.end_row, place.end_column)}
+def physical(report: Report, at: Finding | Related) -> dict:
+    place = report.place(at)
+    return {"artifactLocation": artifact(at.path), "region": region(place.row, place.column, place.end_row, place.end_column)}
 
 
 def region(row: int, column: int, end_row: int, end_column: int) -> dict:
@@ -117,8 +117,9 @@ def artifact(path: str) -> dict:
     return {"uri": Path(name).as_uri() if os.path.isabs(name) else quote(os.fsencode(name))}
 
 
-def notification(p: Problem) -> dict:
+def notification(report: Report, p: Problem) -> dict:
     where: dict = {"artifactLocation": artifact(p.path)}
-    if p.row:
-        where["region"] = {"startLine": p.row, **({"startColumn": p.col} if p.col else {})}
+    row, col = report.spot(p)
+    if row:
+        where["region"] = {"startLine": row, **({"startColumn": col} if col else {})}
     return {"level": "error", "message": {"text": p.reason}, "locations": [{"physicalLocation": where}]}

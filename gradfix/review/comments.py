@@ -7,11 +7,11 @@ from dataclasses import dataclass, field, replace
 
 from gradfix import engine, fingerprints
 from gradfix.findings import Finding
-from gradfix.preview import Change, Fixes
+from gradfix.preview import Change, Fixes, file_lines
 from gradfix.preview import changes as line_changes
 from gradfix.review.changes import Changes, FileChange
 from gradfix.review.select import git_rows, keys, places
-from gradfix.source import SourceError, data_of, decode, lines_of
+from gradfix.source import SourceError, data_of
 
 
 @dataclass
@@ -20,6 +20,7 @@ class Item:
 
     finding: Finding
     fingerprint: str
+    row: int  # of the file
     diff: str = ""
     note: str = ""  # why the fix is no suggestion
 
@@ -34,7 +35,7 @@ class Comment:
 
     def here(self, item: Item, local: str) -> bool:
         """Whether the comment stands where the finding does."""
-        return item.finding.path == local and self.start <= item.finding.span.row <= self.end
+        return item.finding.path == local and self.start <= item.row <= self.end
 
 
 @dataclass
@@ -52,7 +53,7 @@ def build(all_findings: list[Finding], result, changes: Changes, settings, runne
     """`result` has the findings under review, with their fixes as the settings want them (`engine.with_settings`)."""
     fixes = Fixes(result.project)
     fixes.prepare(result.findings, runner)
-    items = _items(result.findings, result.project, changes.root)
+    items = _items(result.findings, fixes, changes.root)
     waiting: dict[str, list[Item]] = {}
     for item in items:
         fix = item.finding.fix
@@ -75,7 +76,7 @@ def build(all_findings: list[Finding], result, changes: Changes, settings, runne
     placed = {id(item) for comment in review.comments for item in comment.items}
     for item in items:
         if id(item) not in placed:
-            comment = _plain(item, result.project, changes)
+            comment = _plain(item, fixes, changes)
             if comment is None:
                 review.elsewhere.append(item)
             else:
@@ -117,12 +118,12 @@ def _apply(all_findings: list[Finding], result, root: str, settings, runner) -> 
 
 
 def _place(finding: Finding) -> tuple:
-    return finding.code, finding.path, finding.span
+    return finding.code, finding.path, finding.cell, finding.span
 
 
-def _items(findings: list[Finding], project, root: str) -> list[Item]:
-    marks = fingerprints.fingerprints(keys(findings, project, root))
-    return [Item(finding, mark[:16]) for finding, mark in zip(findings, marks)]
+def _items(findings: list[Finding], fixes: Fixes, root: str) -> list[Item]:
+    marks = fingerprints.fingerprints(keys(findings, fixes.project, root))
+    return [Item(f, mark[:16], fixes.in_file(f.path, f.cell, f.span).row) for f, mark in zip(findings, marks)]
 
 
 # ------------------------------------------------------------------------ suggestions
@@ -153,12 +154,12 @@ def _last(change: Change, size: int) -> int:
 
 def _suggestions(path: str, items: list[Item], fixes: Fixes, after: bytes | None, file: FileChange) -> list[Comment]:
     """The outcome of all fixes of a file, cut at lines that stay."""
-    lines = fixes.lines(path)
+    lines = fixes.file_lines(path)
     if after is None or any(line.endswith("\r") for line in lines):
         for item in items:
             item.note = "The fix can't be a suggestion; `gradfix apply` makes it, or says why not."
         return []
-    joined = lines_of(decode(path, after).text)
+    joined = file_lines(path, after)
     comments = []
     groups = _groups(items, line_changes(lines, joined), fixes, path, len(lines))
     for group in groups:
@@ -184,15 +185,13 @@ def _groups(items: list[Item], joint, fixes: Fixes, path: str, size: int) -> lis
     for group in groups:
         group.measure(size)
     for item in items:
-        own = fixes.changed(item.finding.fix).get(path, ())
+        own = fixes.file_changes(item.finding.fix).get(path, ())
         mine = [g for g in groups if any(_meet(a, b) for a in own for b in g.changes)]
         if not mine:
             item.note = "Other fixes keep this one from being a suggestion; apply them, then run gradfix again."
             continue
         groups = [g for g in groups if not any(g is m for m in mine)]
-        groups.append(
-            _Group([*(i for g in mine for i in g.items), item], [c for g in mine for c in g.changes])
-        )
+        groups.append(_Group([*(i for g in mine for i in g.items), item], [c for g in mine for c in g.changes]))
         groups[-1].measure(size)
     return [group for group in _merged(groups, size) if group.items]
 
@@ -244,27 +243,24 @@ def _diff(finding: Finding, fixes: Fixes, project) -> str:
     out = []
     for path, changed in sorted(fixes.changed(finding.fix).items()):
         try:
-            source = decode(path, data_of(project, path))
+            old, new = data_of(project, path), fixes.updated(path, changed)
         except SourceError:
             return ""
-        lines = lines_of(source.text)
-        for change in reversed(changed):
-            lines[change.start : change.end] = change.new
-        out.append(engine.unified_diff(path, source.data, source.encode("".join(lines))))
+        out.append(engine.unified_diff(path, old, new))
     return "".join(out)
 
 
 # ---------------------------------------------------------------------------- places
 
 
-def _plain(item: Item, project, changes: Changes) -> Comment | None:
+def _plain(item: Item, fixes: Fixes, changes: Changes) -> Comment | None:
     """A comment where the finding stands, else where a cause that it names does: on a changed line if there is one."""
     found = None
-    for index, (path, span) in enumerate(places(item.finding)):
-        file = changes.by_path.get(path)
+    for index, at in enumerate(places(item.finding)):
+        file = changes.by_path.get(at.path)
         if file is None:
             continue
-        rows = git_rows(project, path, span)
+        rows = git_rows(fixes, at)
         first = file.hunk(rows[0], rows[0])
         if first is None:
             continue

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+from gradfix import findings
+from gradfix.findings import Finding, Related
 from gradfix.reports import count
 from gradfix.review.comments import Comment, Item, Review
 
@@ -64,8 +66,8 @@ def headline(item: Item) -> str:
     return f"**{finding.code} {finding.name}** ({finding.severity.value}): {prose(finding.message)}"
 
 
-def place(path: str, row: int) -> str:
-    return code(f"{path}:{row}")
+def place(at: Finding | Related) -> str:
+    return code(findings.place(at.path, at.cell, at.span.row))
 
 
 def body(comment: Comment, local: str, suggestion_kind: str = "suggestion") -> str:
@@ -75,10 +77,10 @@ def body(comment: Comment, local: str, suggestion_kind: str = "suggestion") -> s
         finding = item.finding
         lines = [headline(item)]
         if not comment.here(item, local):
-            lines.append(f"\nIt shows in {place(finding.path, finding.span.row)}.")
+            lines.append(f"\nIt shows in {place(finding)}.")
         if finding.related:
             lines.append("")
-            lines += [f"- {place(r.path, r.span.row)}: {prose(r.message)}" for r in finding.related]
+            lines += [f"- {place(r)}: {prose(r.message)}" for r in finding.related]
         parts.append("\n".join(lines))
     short = list(parts)
     if comment.suggestion is not None:
@@ -113,7 +115,7 @@ def summary(shown: list[Comment], rest: list[Item], known: int = 0) -> str:
         return text
     lines = [text, "", "Without a comment of their own:", ""]
     for item in rest[:MOST_LISTED]:
-        lines.append(f"- {place(item.finding.path, item.finding.span.row)} {headline(item)}")
+        lines.append(f"- {place(item.finding)} {headline(item)}")
     if len(rest) > MOST_LISTED:
         lines.append(f"- and {len(rest) - MOST_LISTED} more; `gradfix check` shows them.")
     text, end = printable("\n".join(lines)), "\n\n" + mark(rest[:MOST_LISTED])
@@ -190,4 +192,3 @@ def gitlab_discussion(review: Review, comment: Comment) -> dict:
         position["old_line"] = hunk.old_rows[comment.end]
     text = body(comment, review.changes.local(comment.file.path), f"suggestion:-{above}+0")
     return {"body": text, "position": {k: v for k, v in position.items() if v is not None}}
-

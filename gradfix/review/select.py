@@ -7,10 +7,10 @@ from dataclasses import replace
 
 from gradfix import fingerprints
 from gradfix.engine import Result, check
-from gradfix.findings import Finding, Problem, Span
+from gradfix.findings import Finding, Problem, Related, Span
 from gradfix.preview import Fixes
 from gradfix.review.changes import SUFFIXES, Changes, misfit, old_contents, raw_lines
-from gradfix.source import SourceError, data_of, decode, lines_of, read_bytes
+from gradfix.source import SourceError, read_bytes
 
 
 def fitting(changes: Changes) -> tuple[Changes, list[Problem]]:
@@ -43,12 +43,12 @@ def introduced(result: Result, changes: Changes, mode: str, settings, runner) ->
     if mode == "none":
         return result.findings
     if mode == "file":
-        return [f for f in result.findings if any(path in changes.by_path for path, _ in places(f))]
-    kept, rest = [], []
+        return [f for f in result.findings if any(at.path in changes.by_path for at in places(f))]
+    kept, rest, fixes = [], [], Fixes(result.project)
     for finding in result.findings:
         near = any(
-            path in changes.by_path and changes.by_path[path].touches(git_rows(result.project, path, span), mode == "context")
-            for path, span in places(finding)
+            at.path in changes.by_path and changes.by_path[at.path].touches(git_rows(fixes, at), mode == "context")
+            for at in places(finding)
         )
         (kept if near else rest).append(finding)
     if rest:
@@ -57,8 +57,8 @@ def introduced(result: Result, changes: Changes, mode: str, settings, runner) ->
     return [f for f in result.findings if id(f) in chosen]
 
 
-def places(finding: Finding) -> list[tuple[str, Span]]:
-    return [(finding.path, finding.span), *((r.path, r.span) for r in finding.related)]
+def places(finding: Finding) -> list[Finding | Related]:
+    return [finding, *finding.related]
 
 
 def rows_of(span: Span) -> range:
@@ -66,15 +66,10 @@ def rows_of(span: Span) -> range:
     return range(span.row, last + 1)
 
 
-def git_rows(project, path: str, span: Span) -> range:
-    """The rows of a span as git counts them: not at a lone carriage return, as Python does."""
-    rows = rows_of(span)
-    try:
-        data = data_of(project, path)
-        if b"\r" not in data.replace(b"\r\n", b""):
-            return rows
-        lines = lines_of(decode(path, data).text)
-    except SourceError:
+def git_rows(fixes: Fixes, at: Finding | Related) -> range:
+    """The rows of a place as git counts them: those of the file, and not at a lone carriage return, as Python does."""
+    rows, lines = rows_of(fixes.in_file(at.path, at.cell, at.span)), fixes.file_lines(at.path)
+    if not any(line.endswith("\r") for line in lines):
         return rows
     before = sum(line.endswith("\n") for line in lines[: rows.start - 1])
     inside = sum(line.endswith("\n") for line in lines[rows.start - 1 : rows.stop - 2])
