@@ -152,6 +152,17 @@ def test_new_file_and_uncommitted_change(repo, review):
     assert found(review("--base", "main").out) == ["new.py:7", "new.py:9"]
 
 
+def test_before_the_first_commit(tmp_path, monkeypatch, review):
+    monkeypatch.chdir(tmp_path)
+    git(tmp_path, "init", "-q", ".")
+    write(tmp_path, {"train.py": SECOND["train.py"], "old.py": OLD})
+    assert review("--base", "HEAD").code == 0
+    git(tmp_path, "add", "train.py")
+    done = review("--base", "HEAD")
+    assert done.code == 1 and found(done.out) == ["train.py:13"]
+    assert review("--base", "main").code == 2
+
+
 def test_the_merge_base_counts(repo, review):
     """What main gained in the meantime is none of this change's business."""
     root = repo({"a.py": OLD, "b.py": "x = 1\n"}, {"b.py": "x = 2\n"})
@@ -181,8 +192,10 @@ def test_diffs_of_other_makers(repo, review, monkeypatch, options):
 
 
 def test_odd_names_and_contents(repo, review):
-    names = ["we \"ird é.py", "sp ace.py", "tab\t.py", "𝄞.py"]
-    late = "# coding: latin-1\ns = '\xe9'\n".encode("latin-1") + OLD.replace("import torch", "import torch  # \x0c\x85").encode("latin-1")
+    names = ['we "ird é.py', "sp ace.py", "tab\t.py", "𝄞.py"]
+    late = "# coding: latin-1\ns = '\xe9'\n".encode("latin-1") + OLD.replace("import torch", "import torch  # \x0c\x85").encode(
+        "latin-1"
+    )
     repo({n: "x = 1\n" for n in names} | {"l.py": b"x = 1\n"}, {n: OLD for n in names} | {"l.py": late})
     done = review("--base", "main")
     assert sorted(f.rsplit(":", 1)[0] for f in found(done.out)) == sorted([*names, "l.py"])
@@ -235,7 +248,10 @@ def test_bad_usage_is_one_line(repo, review, arguments, reason):
 def test_outside_of_a_repository(tmp_path, review, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
-    write(tmp_path, {"a.py": OLD, "d.diff": "--- /dev/null\n+++ b/a.py\n@@ -0,0 +1,8 @@\n" + "".join(f"+{x}\n" for x in OLD.splitlines())})
+    write(
+        tmp_path,
+        {"a.py": OLD, "d.diff": "--- /dev/null\n+++ b/a.py\n@@ -0,0 +1,8 @@\n" + "".join(f"+{x}\n" for x in OLD.splitlines())},
+    )
     assert "not a git repository" in review("--base", "main").err
     assert found(review("--diff", "d.diff").out) == ["a.py:7"]
 
@@ -510,7 +526,12 @@ def github(repo, monkeypatch, no_waiting):
         server = GitHub(repo(*arguments, **more), "main", "change")
         event = Path(os.environ.get("TMPDIR", "/tmp")) / f"event-{os.getpid()}.json"
         event.write_text(json.dumps({"pull_request": {"number": 7}}))
-        environment = {"GITHUB_TOKEN": "secret", "GITHUB_REPOSITORY": "o/r", "GITHUB_API_URL": server.url, "GITHUB_EVENT_PATH": str(event)}
+        environment = {
+            "GITHUB_TOKEN": "secret",
+            "GITHUB_REPOSITORY": "o/r",
+            "GITHUB_API_URL": server.url,
+            "GITHUB_EVENT_PATH": str(event),
+        }
         for name, value in environment.items():
             monkeypatch.setenv(name, value)
         made.append((server, event))
@@ -786,7 +807,11 @@ def test_gitlab_suggestion_for_several_lines(gitlab, review):
 
 
 def test_gitlab_added_lines_and_renames(gitlab, review):
-    server = gitlab({"a.py": OLD + "\n" * 30}, {"b.py": OLD.replace("requires_grad=True)", "requires_grad=True) * 2") + "\n" * 30}, removed=["a.py"])
+    server = gitlab(
+        {"a.py": OLD + "\n" * 30},
+        {"b.py": OLD.replace("requires_grad=True)", "requires_grad=True) * 2") + "\n" * 30},
+        removed=["a.py"],
+    )
     assert "Posted" in review("--post", "gitlab").err
     assert server.posted[0]["position"]["old_path"] == "a.py" and "old_line" not in server.posted[0]["position"]
 

@@ -172,18 +172,36 @@ def commit(revision: str) -> str:
 
 def from_git(base: str) -> Changes:
     """The change since the merge base of `base` and HEAD, with what is not committed yet."""
+    if base == "HEAD" and before_the_first_commit():
+        return _since(git("hash-object", "-t", "tree", "--stdin").decode().strip())  # a tree that holds nothing
     tip, head = commit(base), commit("HEAD")
     try:
         merge_base = git("merge-base", tip, head).decode().split()[0]
     except (ReviewError, IndexError):
         why = "the clone may be shallow (fetch with full history), or the histories are unrelated"
         raise ReviewError(f"{base} and HEAD have no merge base: {why}") from None
+    return _since(merge_base, head=head, base=merge_base, start=tip)
+
+
+def before_the_first_commit() -> bool:
+    try:
+        git("symbolic-ref", "--quiet", "HEAD")
+    except ReviewError:
+        return False
+    try:
+        commit("HEAD")
+    except ReviewError:
+        return True
+    return False
+
+
+def _since(tree: str, **commits: str) -> Changes:
     root = git_root()
     options = ["--no-color", "--no-ext-diff", "--no-textconv", "--ignore-submodules", "--find-renames", "--unified=3"]
     options += ["--src-prefix=a/", "--dst-prefix=b/", "--diff-algorithm=default", "--no-relative"]
     # No data files: they can be huge.
-    diff = git("diff", *options, merge_base, "--", *(f":(top,glob)**/*{suffix}" for suffix in SUFFIXES))
-    return Changes(root, parse(diff.decode("utf-8", "surrogateescape")), head, merge_base, tip)
+    diff = git("diff", *options, tree, "--", *(f":(top,glob)**/*{suffix}" for suffix in SUFFIXES))
+    return Changes(root, parse(diff.decode("utf-8", "surrogateescape")), **commits)
 
 
 def from_diff(data: bytes) -> Changes:
