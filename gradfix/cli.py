@@ -245,6 +245,7 @@ def check(
     stdin_filename: StdinName = None,
     baseline: Annotated[Optional[str], typer.Option("--baseline", metavar="FILE", help="Leave out the findings that FILE knows.")] = None,
     write_baseline: Annotated[Optional[str], typer.Option("--write-baseline", metavar="FILE", help="Write the findings to FILE, as known ones.")] = None,
+    watch: Annotated[bool, typer.Option("--watch", help="Check again whenever a file changes.")] = False,
     explain_analysis: Annotated[
         Optional[str], typer.Option("--explain-analysis", metavar="FILE:LINE", help="Print what the analysis believes there.")
     ] = None,
@@ -252,10 +253,48 @@ def check(
     """Report findings."""
     if baseline is not None and write_baseline is not None:
         raise UsageError("--baseline and --write-baseline exclude each other")
-    session = Session(paths, locals())
+    options = locals()
+    if watch:
+        for name, given in (("-", paths and "-" in paths), ("--write-baseline", write_baseline), ("--explain-analysis", explain_analysis)):
+            if given:
+                raise UsageError(f"--watch and {name} exclude each other")
+        finish(_watch(paths, options, lambda: _check(Session(paths, options), baseline, None, exit_zero)))
+    session = Session(paths, options)
     if explain_analysis is not None:
         finish(_explain(session, explain_analysis, bool(paths)))
     finish(_check(session, baseline, write_baseline, exit_zero))
+
+
+def _watch(paths, options: dict, check_once) -> int:
+    try:
+        from gradfix import watch
+    except ModuleNotFoundError as error:
+        raise UsageError(f"--watch needs {error.name}: pip install 'gradfix[watch]'") from None
+    from gradfix import config, discovery
+
+    given = paths or ["."]
+    if missing := next((p for p in given if not os.path.exists(p)), None):
+        raise UsageError(f"{missing}: no such file or directory")
+    start = os.path.dirname(os.path.abspath(options["config"])) if options["config"] else config.start_folder(given)
+    looked = False
+    try:
+        for changed in watch.changes(given, start):
+            if changed:
+                more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
+                say(f"\nChanged: {', '.join(map(discovery.shown, changed[:3]))}{more}.")
+            try:
+                check_once()
+                looked = True
+            except (UsageError, ConfigError) as error:
+                if not looked:
+                    raise
+                say(f"error: {one_line(str(error))}")
+            sys.stdout.flush()
+            if not options["quiet"]:
+                say("Watching for changes; Ctrl-C ends it.")
+    except KeyboardInterrupt:
+        pass
+    return 0
 
 
 def _check(session: Session, baseline: str | None, write_baseline: str | None, exit_zero: bool) -> int:
@@ -326,6 +365,7 @@ def apply(
     paths: Paths = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", "--diff", help="Print the changes as a unified diff; write nothing.")] = False,
     unsafe_fixes: Annotated[bool, typer.Option("--unsafe-fixes/--no-unsafe-fixes", help="Apply unsafe fixes too.")] = False,
+    interactive: Annotated[bool, typer.Option("--interactive", "-i", help="Show each fix and ask whether to make it.")] = False,
     verify: Annotated[bool, typer.Option("--verify", help="Run the scripts; keep only rewrites that prove right.")] = False,
     verify_command: Annotated[Optional[str], typer.Option("--verify-command", metavar="COMMAND", help="Judge by this command, run in a copy.")] = None,
     timeout: Annotated[float, typer.Option("--timeout", metavar="SECONDS", min=0.1, help="Time limit of one run of --verify.")] = 60.0,
@@ -350,9 +390,19 @@ def apply(
     stdin_filename: StdinName = None,
 ):
     """Repair what was found: safe fixes, or all with --unsafe-fixes."""
+    if interactive:
+        for name, given in (("-", paths and "-" in paths), ("--dry-run", dry_run), ("--verify", verify or verify_command)):
+            if given:
+                raise UsageError(f"--interactive and {name} exclude each other")
     session = Session(paths, locals())
     from gradfix import engine
 
+    if interactive:
+        from gradfix.interactive import Chooser
+
+        tint = tinted if wants_color(sys.stdout) else str
+        session.settings.wanted = Chooser(session.settings, _show, sys.stdin.readline, tint)
+        session.format = output_format.value if output_format is not None else "concise"  # what is left was seen at length
     runner = session.runner()
     try:
         if verify or verify_command is not None:
@@ -404,6 +454,11 @@ def _write(session: Session, before: dict[str, bytes], after: dict[str, bytes]) 
             reason = error.reason if isinstance(error, SourceError) else write_reason(error)
             problems.append(Problem(path, f"can't be written: {reason}"))
     return problems
+
+
+def _show(text: str) -> None:
+    Out(sys.stdout).write(text)
+    sys.stdout.flush()
 
 
 def write_reason(error: OSError) -> str:
@@ -842,6 +897,8 @@ def run(arguments: list[str] | None = None) -> int:
     try:
         command = typer.main.get_command(app)
         code = command.main(args=arguments, prog_name="gradfix", standalone_mode=False)
+        if code == 130:  # as typer says it
+            say("interrupted")
         return code if isinstance(code, int) else 0
     except (UsageError, ConfigError) as error:
         say(f"error: {one_line(str(error))}")
