@@ -191,6 +191,61 @@ def test_diffs_of_other_makers(repo, review, monkeypatch, options):
     assert found(review("--diff", "-").out) == ["train.py:13", "train.py:14"]
 
 
+@pytest.mark.parametrize(
+    "written",
+    [
+        lambda d: d.replace(b"\n", b"\r\n"),  # by an editor, or git on Windows
+        lambda d: d.decode().replace("\n", "\r\n").encode("utf-16"),  # by a Windows shell
+        lambda d: b"\xef\xbb\xbf" + d,
+        lambda d: b"From 0123 Mon Sep 17 00:00:00 2001\nSubject: --- x\n\n" + d + b"-- \n2.39.5\n\n",
+    ],
+    ids=["crlf", "utf-16", "bom", "mail"],
+)
+@pytest.mark.parametrize("newline", ["\n", "\r\n"], ids=["lf-file", "crlf-file"])
+def test_diffs_that_were_written_oddly(repo, review, written, newline):
+    first, second = ({n: t.replace("\n", newline) for n, t in files.items()} for files in (FIRST, SECOND))
+    root = repo(first, {**second, "é.py": OLD.replace("\n", newline)})
+    Path("d.diff").write_bytes(written(git(root, "-c", "core.quotePath=false", "diff", "main", "change").encode()))
+    assert found(review("--diff", "d.diff").out) == ["train.py:13", "train.py:14", "é.py:7"]
+
+
+def test_what_is_no_text_is_left_out(repo, review):
+    root = repo(
+        {"a.py": "x = 1\n", "b.bin": b"\0", "c.ipynb": b"\0\1", "link.py": "x = 1\n"},
+        {"a.py": OLD, "b.bin": b"\0\2"},
+        ["c.ipynb"],
+    )
+    (root / "link.py").unlink()
+    (root / "link.py").symlink_to("a.py")
+    (root / "a.py").chmod(0o755)
+    git(root, "add", "-A")
+    done = review("--base", "main")
+    assert (done.code, done.err, found(done.out)) == (1, "", ["a.py:7"])
+    Path("d.diff").write_text(git(root, "diff", "--binary", "main"))
+    done = review("--diff", "d.diff")
+    assert (done.code, done.err, found(done.out)) == (1, "", ["a.py:7"])
+
+
+def test_a_submodule_is_not_part_of_the_change(repo, review, tmp_path_factory):
+    other = repository(tmp_path_factory.mktemp("other"), {"s.py": OLD}, {"s.py": OLD + "\n"})
+    root = repo({"a.py": "x = 1\n"}, {"a.py": OLD})
+    git(root, "-c", "protocol.file.allow=always", "submodule", "--quiet", "add", str(other), "sub")
+    git(root, "commit", "-qm", "with a submodule")
+    assert found(review("--base", "main").out) == ["a.py:7"]
+    assert found(review("--base", "HEAD~1").out) == []
+
+
+def test_a_shallow_clone_says_what_it_lacks(repo, review, tmp_path_factory, monkeypatch):
+    root = repo()
+    clone = tmp_path_factory.mktemp("clone")
+    git(clone, "clone", "-q", "--depth=1", "--no-single-branch", root.as_uri(), "c")
+    monkeypatch.chdir(clone / "c")
+    done = review("--base", "origin/main")
+    assert done.code == 2 and "no merge base: the clone may be shallow" in done.err
+    Path("d.diff").write_text(git(clone / "c", "diff", "origin/main"))
+    assert found(review("--diff", "d.diff").out) == ["train.py:13", "train.py:14"]
+
+
 def test_odd_names_and_contents(repo, review):
     names = ['we "ird é.py', "sp ace.py", "tab\t.py", "𝄞.py"]
     late = "# coding: latin-1\ns = '\xe9'\n".encode("latin-1") + OLD.replace("import torch", "import torch  # \x0c\x85").encode(
@@ -293,17 +348,61 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {p.name: p.read_bytes() for p in folder.glob("*.py")}
 
 
-def test_suggestions_give_what_apply_gives(repo, review):
-    root = repo()
-    made = github_payload(review, "--base", "main")
+def clicks_give_what_apply_gives(root, review, *options):
+    made = github_payload(review, "--base", "main", *options)
     assert made["commit_id"] == git(root, "rev-parse", "HEAD").strip()
     before = contents(root)
     click_all(made)
     by_click = contents(root)
     write(root, before)
-    review("train.py", "model.py", command="apply")
+    review("train.py", "model.py", *options, command="apply")
     assert contents(root) == by_click != before
     assert review("--base", "main").code == 0
+
+
+def test_suggestions_give_what_apply_gives(repo, review):
+    clicks_give_what_apply_gives(repo(), review)
+
+
+real_fence, real_comment, real_replaced = payload.fence, payload.github_comment, comments._replaced
+HARD = """\
+import torch
+
+
+def f(w):
+    h = w * 2
+    h.sum().backward()
+    return h.grad.norm()
+
+
+f(torch.ones(2, requires_grad=True))
+v = torch.randn(3, requires_grad=True) * len('''
+```
+''')
+v.sum().backward()
+print(v.grad)
+"""
+
+
+@pytest.mark.parametrize(
+    "module, name, broken",
+    [
+        (payload, "fence", lambda text, kind: f"```{kind}\n{text}```"),
+        (payload, "fence", lambda text, kind: real_fence(text + "\n", kind)),
+        (payload, "fence", lambda text, kind: real_fence(text.lstrip(), kind)),
+        (payload, "github_comment", lambda *a: (c := real_comment(*a)) | {"line": c["line"] - 1}),
+        (payload, "github_comment", lambda *a: {k: v for k, v in real_comment(*a).items() if not k.startswith("start")}),
+        (comments, "_replaced", lambda lines, group: real_replaced(lines, group)[:-1]),
+    ],
+    ids=["short fence", "blank line", "indentation", "line", "start", "last line"],
+)
+def test_a_broken_suggestion_is_noticed(repo, review, monkeypatch, module, name, broken):
+    root = repo(FIRST, {**SECOND, "train.py": HARD})
+    clicks_give_what_apply_gives(root, review, "--unsafe-fixes")
+    write(root, {"train.py": HARD})
+    monkeypatch.setattr(module, name, broken)
+    with pytest.raises((AssertionError, IndexError)):
+        clicks_give_what_apply_gives(root, review, "--unsafe-fixes")
 
 
 def lesson(*cells: str) -> str:

@@ -6,6 +6,7 @@ files of any encoding survive.
 
 from __future__ import annotations
 
+import codecs
 import os
 import re
 import subprocess
@@ -70,6 +71,17 @@ class Changes:
 
 
 # ------------------------------------------------------------------------- parsing
+
+
+def as_git_writes_it(data: bytes) -> bytes:
+    """A diff that went through an editor or a shell which writes UTF-16, a byte order mark, or its own line ends."""
+    if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        data = data.decode("utf-16", "replace").encode("utf-8", "surrogatepass")
+    data = data.removeprefix(codecs.BOM_UTF8)
+    headers = re.findall(rb"^(?:--- |\+\+\+ |@@ |diff --git )[^\n]*\n", data, re.M)
+    if headers and all(line.endswith(b"\r\n") for line in headers):
+        data = data.replace(b"\r\n", b"\n")
+    return data
 
 
 def parse(text: str) -> list[FileChange]:
@@ -206,7 +218,7 @@ def _since(tree: str, **commits: str) -> Changes:
 
 def from_diff(data: bytes) -> Changes:
     """A diff that somebody else made: its paths start from the root of the repository, else from the working folder."""
-    files = parse(data.decode("utf-8", "surrogateescape"))
+    files = parse(as_git_writes_it(data).decode("utf-8", "surrogateescape"))
     if data.strip() and not files:
         raise ReviewError("the diff can't be read: it names no file")
     root = likely_root()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from dataclasses import replace
 
@@ -21,6 +22,8 @@ def fitting(changes: Changes) -> tuple[Changes, list[Problem]]:
             files.append(file)
             continue
         path = changes.local(file.path)
+        if os.path.islink(path):  # the diff has its target for a text
+            continue
         try:
             lines = raw_lines(read_bytes(path))
         except SourceError as error:

@@ -87,9 +87,7 @@ def fresh(payload: dict, platform: str, known: set[str], changes: Changes) -> di
         return bool(marks - known) and path in files and files[path].hunk(start, end) is not None
 
     if platform == "github":
-        comments = [
-            c for c in payload["comments"] if wanted(c["body"], c["path"], c.get("start_line", c["line"]), c["line"])
-        ]
+        comments = [c for c in payload["comments"] if wanted(c["body"], c["path"], c.get("start_line", c["line"]), c["line"])]
         if not comments and not marked(payload["body"]) - known:
             return None
         return {**payload, "comments": comments}
