@@ -8,7 +8,7 @@ import os
 from gradfix.review import ReviewError
 from gradfix.review.changes import Changes, FileChange, parse_hunks
 from gradfix.review.payload import marked
-from gradfix.review.posting import TIMEOUT, NotPosted, Refused, Unclear, insist, variable
+from gradfix.review.posting import TIMEOUT, NotPosted, Unclear, insist, variable
 
 try:
     import gitlab

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import gc
 import io
+import json
 import os
 import tokenize
 from collections.abc import Sequence
@@ -31,8 +32,18 @@ class Options:
 
 
 @dataclass
+class CellText:
+    """A cell of an open notebook; `language` is None where it holds prose."""
+
+    uri: str
+    text: str
+    version: int | None
+    language: str | None
+
+
+@dataclass
 class Document:
-    """An open text, and what is known of this version of it."""
+    """An open text, or notebook with the JSON of its cells for a text, and what is known of this version of it."""
 
     uri: str
     path: str
@@ -40,7 +51,19 @@ class Document:
     version: int | None = None
     findings: list[Finding] = field(default_factory=list)  # with spans in `text`
     problems: list[Problem] = field(default_factory=list)
+    cells: Sequence[CellText] | None = None  # of a notebook, in order
     fixable: bool = True  # False while the text is no Python: the findings are those of the last text that was
+
+
+def notebook_text(cells: Sequence[CellText]) -> str:
+    """The notebook that the cells make."""
+    made = [
+        {"cell_type": "markdown", "source": c.text}
+        if c.language is None
+        else {"cell_type": "code", "metadata": {"vscode": {"languageId": c.language}}, "source": c.text}
+        for c in cells
+    ]
+    return json.dumps({"cells": made, "metadata": {}})
 
 
 def encoded(text: str) -> bytes:
@@ -188,9 +211,17 @@ class Folder:
 
     # ------------------------------------------------------------------ fixes
     def changed_by(self, finding: Finding) -> dict[str, list[preview.Replacement]]:
-        """path -> what the fix of a finding of the last check replaces there; empty where it can't be made."""
-        changed = self.fixes.changed(finding.fix)
-        return {path: preview.replacements(self.fixes.lines(path), changes) for path, changes in changed.items()}
+        """path -> what the fix of a finding of the last check replaces there; empty where it can't be made.
+
+        In a notebook that is open each replacement names its cell; of another the lines are those of its file.
+        """
+        changed, in_files = self.fixes.changed(finding.fix), self.fixes.file_changes(finding.fix)
+        return {
+            path: self.fixes.edits(path, made)
+            if path in self._given
+            else preview.replacements(self.fixes.file_lines(path), in_files[path])
+            for path, made in changed.items()
+        }
 
     def fix_all(self, document: Document) -> list[preview.Replacement]:
         """What `gradfix apply` would replace in the document, by safe fixes that touch no other file."""
@@ -200,6 +231,14 @@ class Folder:
             done = engine.apply(self.result.files, settings, self.runner, overlay)
         if document.path not in done.after:
             return []
+        if document.cells is not None:
+            before, after = decode(document.path, encoded(document.text)), decode(document.path, done.after[document.path])
+            changes = [
+                dataclasses.replace(change, cell=a.number)
+                for a, b in zip(before.cells, after.cells)
+                for change in preview.changes(a.raw, b.raw)
+            ]
+            return self.fixes.edits(document.path, changes)
         old = lines_of(document.text)
         return preview.replacements(old, preview.changes(old, lines_of(decode(document.path, done.after[document.path]).text)))
 
@@ -211,7 +250,7 @@ class Folder:
     def text_of(self, path: str) -> str | None:
         """The text of any file, as the analysis read it."""
         try:
-            return decode(path, self.result.project.data(path)).text
+            return "".join(preview.file_lines(path, self.result.project.data(path)))
         except (OSError, SourceError):
             return None
 

@@ -12,27 +12,33 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
+from urllib.parse import unquote
 
 from lsprotocol import types
 from pygls import uris
 from pygls.exceptions import JsonRpcContentModified
 from pygls.lsp.server import LanguageServer
+from pygls.workspace import PositionCodec
 
 from gradfix import __version__, engine, suppressions
-from gradfix.findings import Applicability, Finding, Severity
+from gradfix.findings import Applicability, Finding, Severity, Span
 from gradfix.runner import describe
-from gradfix.server.folder import Cancelled, Document, Folder, Options
+from gradfix.server.folder import Cancelled, CellText, Document, Folder, Options, notebook_text
 from gradfix.server.positions import Text
 
 DELAY = 0.025  # seconds without a keystroke before the analysis starts
 SOURCE = "gradfix"
 FIX_ALL = "source.fixAll.gradfix"
+FIX_NOTEBOOK = "notebook.source.fixAll.gradfix"
+NOTEBOOKS = types.NotebookDocumentSyncOptions(
+    [types.NotebookDocumentFilterWithCells(cells=[types.NotebookCellLanguage("python")], notebook="*")], save=True
+)
 SEVERITIES = {
     Severity.ERROR: types.DiagnosticSeverity.Error,
     Severity.WARNING: types.DiagnosticSeverity.Warning,
     Severity.INFO: types.DiagnosticSeverity.Information,
 }
-WATCHED = ("**/*.py", "**/*.pyw", "**/pyproject.toml", "**/gradfix.toml", "**/.gitignore")
+WATCHED = ("**/*.py", "**/*.pyw", "**/*.ipynb", "**/pyproject.toml", "**/gradfix.toml", "**/.gitignore")
 
 
 @dataclass
@@ -47,16 +53,19 @@ class Job:
 
 @dataclass
 class Seen:
-    """What the last analysis said of an open document."""
+    """What the last analysis said of an open text: a document, or a cell of one."""
 
     document: Document
     folder: Folder
+    text: str
+    version: int | None
     diagnostics: list[tuple[types.Diagnostic, Finding | None]] = field(default_factory=list)
 
 
 class Server(LanguageServer):
     def __init__(self, options: Options):
-        super().__init__("gradfix", __version__, text_document_sync_kind=types.TextDocumentSyncKind.Full)
+        sync = types.TextDocumentSyncKind.Full
+        super().__init__("gradfix", __version__, text_document_sync_kind=sync, notebook_document_sync=NOTEBOOKS)
         self.options = options
         self.open: dict[str, types.TextDocumentItem] = {}
         self.folders: dict[str, Folder] = {}  # the analysing thread's
@@ -115,7 +124,28 @@ class Server(LanguageServer):
         super().shutdown()
 
     def _documents(self) -> list[Document]:
-        return [Document(uri, path_of(uri), d.text, d.version) for uri, d in self.open.items()]
+        return [Document(uri, path_of(uri), d.text, d.version) for uri, d in self.open.items()] + [
+            self._notebook(uri, notebook) for uri, notebook in self._notebooks().items()
+        ]
+
+    def _notebooks(self) -> dict[str, types.NotebookDocument]:
+        return {notebook.uri: notebook for notebook in self.workspace.notebook_documents.values()}
+
+    def _notebook(self, uri: str, notebook: types.NotebookDocument) -> Document:
+        known, cells = self.workspace.text_documents, []
+        for cell in notebook.cells:
+            document = known.get(unquote(cell.document))
+            code = cell.kind == types.NotebookCellKind.Code and document is not None
+            language = document.language_id or "python" if code else None
+            cells.append(CellText(cell.document, document.source if code else "", code and document.version, language))
+        path = path_of(uri)
+        path = path if path.endswith(".ipynb") else path + ".ipynb"  # one without a file
+        return Document(uri, path, notebook_text(cells), notebook.version, cells=cells)
+
+    def open_uris(self) -> dict[str, int | None]:
+        """The texts that the editor holds, and their versions."""
+        cells = (cell for uri, notebook in self._notebooks().items() for cell in self._notebook(uri, notebook).cells)
+        return {uri: d.version for uri, d in self.open.items()} | {c.uri: c.version for c in cells if c.language is not None}
 
     def _roots(self) -> list[str]:
         found = [uris.to_fs_path(uri) for uri in self.workspace.folders]
@@ -145,44 +175,39 @@ class Server(LanguageServer):
             folder = self.folders[root]
             folder.runner.cancelled = lambda: self.generation != job.generation
             folder.check(documents)
+            texts = Texts(folder, documents, self.workspace.position_codec)
             for document in documents:
-                seen[document.uri] = Seen(document, folder, self._diagnostics(folder, document))
+                for part in [document] if document.cells is None else [c for c in document.cells if c.language is not None]:
+                    seen[part.uri] = Seen(document, folder, part.text, part.version)
+                for uri, diagnostic, finding in self._diagnostics(folder, document, texts):
+                    if uri in seen:
+                        seen[uri].diagnostics.append((diagnostic, finding))
         return seen
 
-    def _diagnostics(self, folder: Folder, document: Document) -> list[tuple[types.Diagnostic, Finding | None]]:
-        text = Text(document.text, self.workspace.position_codec)
-        out = []
+    def _diagnostics(self, folder: Folder, document: Document, texts: Texts):
+        """URIs of the document or its cells, diagnostics and their findings."""
         for problem in document.problems:
+            uri, text = texts.of(document.path, problem.cell or (1 if document.cells else None))
             place = types.Range(*[text.position(problem.row or 1, (problem.col or 1) - 1)] * 2)
-            out.append((types.Diagnostic(place, problem.reason, severity=types.DiagnosticSeverity.Error, source=SOURCE), None))
-        texts = {document.path: text}
+            yield uri, types.Diagnostic(place, problem.reason, severity=types.DiagnosticSeverity.Error, source=SOURCE), None
         pages = {rule.code: rule.url for rule in folder.rules}
         for finding in document.findings:
-            related = []
-            for r in finding.related:
-                if r.path not in texts and (other := folder.text_of(r.path)) is not None:
-                    texts[r.path] = Text(other, text.codec)
-                if r.path in texts:
-                    place = types.Location(self._uri(r.path), texts[r.path].range(r.span))
-                    related.append(types.DiagnosticRelatedInformation(place, r.message))
-            out.append(
-                (
-                    types.Diagnostic(
-                        range=text.range(finding.span),
-                        message=finding.message,
-                        severity=SEVERITIES[finding.severity],
-                        code=finding.code,
-                        code_description=types.CodeDescription(url) if (url := pages.get(finding.code)) else None,
-                        source=SOURCE,
-                        related_information=related or None,
-                    ),
-                    finding,
-                )
+            related = [
+                types.DiagnosticRelatedInformation(where, r.message)
+                for r in finding.related
+                if (where := texts.location(r.path, r.cell, r.span)) is not None
+            ]
+            where = texts.location(finding.path, finding.cell, finding.span)
+            diagnostic = types.Diagnostic(
+                range=where.range,
+                message=finding.message,
+                severity=SEVERITIES[finding.severity],
+                code=finding.code,
+                code_description=types.CodeDescription(url) if (url := pages.get(finding.code)) else None,
+                source=SOURCE,
+                related_information=related or None,
             )
-        return out
-
-    def _uri(self, path: str) -> str:
-        return next((uri for uri in self.open if path_of(uri) == path), None) or uris.from_fs_path(path)
+            yield where.uri, diagnostic, finding
 
     def _edit(self, seen: Seen, finding: Finding | None, generation: int) -> types.WorkspaceEdit | None:
         """The edit of a fix (None: of all safe fixes), for the texts of that generation."""
@@ -193,23 +218,24 @@ class Server(LanguageServer):
             replaced = {seen.document.path: found} if found else {}
         else:
             replaced = seen.folder.changed_by(finding)
-        edits = {}
+        texts = Texts(seen.folder, self._known(seen), self.workspace.position_codec)
+        edits: dict[str, list[types.TextEdit]] = {}
         for path, replacements in replaced.items():
-            own = path == seen.document.path
-            text = Text(seen.document.text if own else seen.folder.text_of(path), self.workspace.position_codec)
-            edits[seen.document.uri if own else self._uri(path)] = [
-                types.TextEdit(
-                    types.Range(text.position(r.row, r.column - 1), text.position(r.end_row, r.end_column - 1)), r.content
-                )
-                for r in replacements
-            ]
+            for r in replacements:
+                uri, text = texts.of(path, r.cell)
+                place = types.Range(text.position(r.row, r.column - 1), text.position(r.end_row, r.end_column - 1))
+                edits.setdefault(uri, []).append(types.TextEdit(place, r.content))
         return self._workspace_edit(edits) if edits else None
+
+    def _known(self, seen: Seen) -> list[Document]:
+        """The documents that the last analysis of the folder saw."""
+        return list({id(s.document): s.document for s in self.seen.values() if s.folder is seen.folder}.values())
 
     def _workspace_edit(self, edits: dict[str, list[types.TextEdit]]) -> types.WorkspaceEdit:
         capabilities = self.client_capabilities.workspace
         if capabilities is None or capabilities.workspace_edit is None or not capabilities.workspace_edit.document_changes:
             return types.WorkspaceEdit(changes=edits)
-        versions = {uri: document.version for uri, document in self.open.items()}
+        versions = self.open_uris()
         return types.WorkspaceEdit(
             document_changes=[
                 types.TextDocumentEdit(types.OptionalVersionedTextDocumentIdentifier(uri, versions.get(uri)), list(mine))
@@ -221,11 +247,12 @@ class Server(LanguageServer):
     def _publish(self) -> None:
         for uri, seen in self.seen.items():
             diagnostics = [d for d, _ in seen.diagnostics]
-            new = (seen.document.version, diagnostics)
+            new = (seen.version, diagnostics)
             if self.published.get(uri) != new:
                 self.published[uri] = new
-                self.text_document_publish_diagnostics(types.PublishDiagnosticsParams(uri, diagnostics, seen.document.version))
-        for uri in [uri for uri in self.published if uri not in self.open]:
+                self.text_document_publish_diagnostics(types.PublishDiagnosticsParams(uri, diagnostics, seen.version))
+        held = self.open_uris()
+        for uri in [uri for uri in self.published if uri not in held]:
             del self.published[uri]
             self.text_document_publish_diagnostics(types.PublishDiagnosticsParams(uri, []))
         complaints = {f.config_error for f in self.folders.values() if f.config_error is not None}
@@ -235,7 +262,7 @@ class Server(LanguageServer):
 
     async def seen_now(self, uri: str) -> Seen | None:
         """What the analysis says of the text as it is now, once it has said it."""
-        if uri in self.open:
+        if uri in self.open_uris():
             await self.settled.wait()
         return self.seen.get(uri)
 
@@ -248,6 +275,36 @@ class Server(LanguageServer):
         except engine.Broken as broken:
             self._log(f"{', '.join(broken.paths)}: {broken.reason}")
             return None
+
+
+class Texts:
+    """The texts of a folder's files as the editor holds them or the analysis read them, and by which names it knows them."""
+
+    def __init__(self, folder: Folder, documents: list[Document], codec: PositionCodec):
+        self.folder, self.codec = folder, codec
+        self.documents = {document.path: document for document in documents}
+        self.known: dict[tuple[str, int | None], tuple[str, Text] | None] = {}
+
+    def of(self, path: str, cell: int | None) -> tuple[str, Text] | None:
+        """URI and text of a file, or of a cell of a notebook that is open."""
+        if (path, cell) not in self.known:
+            document = self.documents.get(path)
+            held = document if cell is None or document is None or document.cells is None else document.cells[cell - 1]
+            if held is not None:
+                self.known[path, cell] = held.uri, Text(held.text, self.codec)
+            else:
+                text = self.folder.text_of(path)
+                self.known[path, cell] = None if text is None else (uris.from_fs_path(path), Text(text, self.codec))
+        return self.known[path, cell]
+
+    def location(self, path: str, cell: int | None, span: Span) -> types.Location | None:
+        found = self.of(path, cell)
+        if found is None:
+            return None
+        if cell is not None and path not in self.documents:
+            span = self.folder.fixes.in_file(path, cell, span)
+        uri, text = found
+        return types.Location(uri, text.range(span))
 
 
 def path_of(uri: str) -> str:
@@ -289,6 +346,8 @@ def create(options: Options) -> Server:
     @server.feature(types.TEXT_DOCUMENT_DID_OPEN)
     def did_open(ls: Server, params: types.DidOpenTextDocumentParams):
         document = params.text_document
+        if document.uri.split("#")[0].endswith(".ipynb"):
+            return  # a cell, from a client that knows no notebooks: alone it means little
         if document.language_id == "python" or document.uri.endswith((".py", ".pyw")):
             ls.open[document.uri] = document
             ls.touch(refresh=True, delay=0)
@@ -312,6 +371,22 @@ def create(options: Options) -> Server:
         if ls.open.pop(params.text_document.uri, None) is not None:
             ls.touch(refresh=True)
 
+    @server.feature(types.NOTEBOOK_DOCUMENT_DID_OPEN)
+    def did_open_notebook(ls: Server, params: types.DidOpenNotebookDocumentParams):
+        ls.touch(refresh=True, delay=0)
+
+    @server.feature(types.NOTEBOOK_DOCUMENT_DID_CHANGE)
+    def did_change_notebook(ls: Server, params: types.DidChangeNotebookDocumentParams):
+        ls.touch()
+
+    @server.feature(types.NOTEBOOK_DOCUMENT_DID_SAVE)
+    def did_save_notebook(ls: Server, params: types.DidSaveNotebookDocumentParams):
+        ls.touch(refresh=True)
+
+    @server.feature(types.NOTEBOOK_DOCUMENT_DID_CLOSE)
+    def did_close_notebook(ls: Server, params: types.DidCloseNotebookDocumentParams):
+        ls.touch(refresh=True)
+
     @server.feature(types.WORKSPACE_DID_CHANGE_WATCHED_FILES)
     def did_change_watched_files(ls: Server, params: types.DidChangeWatchedFilesParams):
         ls.touch(refresh=True)
@@ -326,7 +401,7 @@ def create(options: Options) -> Server:
 
     @server.feature(
         types.TEXT_DOCUMENT_CODE_ACTION,
-        types.CodeActionOptions([types.CodeActionKind.QuickFix, FIX_ALL], resolve_provider=True),
+        types.CodeActionOptions([types.CodeActionKind.QuickFix, FIX_ALL, FIX_NOTEBOOK], resolve_provider=True),
     )
     async def code_action(ls: Server, params: types.CodeActionParams):
         uri, only = params.text_document.uri, params.context.only
@@ -349,9 +424,10 @@ def create(options: Options) -> Server:
                             data={"uri": uri, "version": seen.document.version, "finding": number},
                         )
                     )
-        if wanted(FIX_ALL, only) and seen.folder.has_safe_fix(seen.document):
+        kind = FIX_NOTEBOOK if only is not None and wanted(FIX_NOTEBOOK, only) else FIX_ALL
+        if wanted(kind, only) and seen.folder.has_safe_fix(seen.document):
             data = {"uri": uri, "version": seen.document.version, "finding": None}
-            actions.append(types.CodeAction("GradFix: Apply all safe fixes", FIX_ALL, data=data))
+            actions.append(types.CodeAction("GradFix: Apply all safe fixes", kind, data=data))
         if not resolves_edits(ls.client_capabilities):
             actions = [a for a in [await resolved(ls, action) for action in actions] if a.edit is not None]
         return actions
@@ -379,9 +455,9 @@ def create(options: Options) -> Server:
         for diagnostic, finding in seen.diagnostics:
             if finding is not None and rules[finding.code].doc and overlaps(diagnostic.range, here):
                 return types.Hover(markdown(rules[finding.code]), diagnostic.range)
-        text = Text(seen.document.text, ls.workspace.position_codec)
+        text = Text(seen.text, ls.workspace.position_codec)
         row, col = text.point(params.position)
-        for comment in suppressions.parse(seen.document.path, seen.document.text).comments:
+        for comment in suppressions.parse(seen.document.path, seen.text).comments:
             if comment.row == row and comment.col <= col <= comment.end_col:
                 silenced = [r for r in rules.values() if comment.rules is not None and comment.covers(r.code, r.name)]
                 if silenced:

@@ -159,8 +159,10 @@ class WarmProject(Project):
             del self.parts[path], self._reads[path]
         outlines = {path for path, old in imported.items() if self.imports(path) != old}
         self._forget(
-            lambda reads: not reads.outlines.isdisjoint(outlines)
-            or any(self.resolve(*key) != meant for key, meant in reads.resolved.items())
+            lambda reads: (
+                not reads.outlines.isdisjoint(outlines)
+                or any(self.resolve(*key) != meant for key, meant in reads.resolved.items())
+            )
         )
 
     def _forget(self, stale: Callable[[Reads], bool]) -> None:
