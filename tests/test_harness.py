@@ -186,6 +186,25 @@ def test_a_copy_is_no_door_to_the_rest(tmp_path):
     assert record.error.type == "PermissionError" and not outside.exists()
 
 
+def test_a_notebook_runs_as_one_program_without_its_magics(tmp_path):
+    cells = ["%matplotlib inline\nimport torch", "a = torch.tensor(2.0, requires_grad=True)", "text", "b = a * 3\n(b ** 2).backward()"]
+    cells.append("display(b)\nb.grad")
+    kinds = ["code", "code", "markdown", "code", "code"]
+    made = [{"cell_type": k, "metadata": {}, "source": c, **({"outputs": []} if k == "code" else {})} for k, c in zip(kinds, cells)]
+    path = write(tmp_path, json.dumps({"cells": made, "metadata": {}, "nbformat": 4, "nbformat_minor": 5}), "lesson.ipynb")
+    done = gradfix(tmp_path, "verify", "lesson.ipynb", "--output-format", "json")
+    (entry,) = json.loads(done.stdout)
+    assert entry["verdict"] == "gained", entry
+    assert [(r["cell"], r["row"]) for r in entry["rewrites"]] == [(5, 2)]
+    assert gradfix(tmp_path, "apply", "--verify", "lesson.ipynb").returncode == 0 and "b.retain_grad()" in path.read_text()
+
+
+def test_what_is_recorded_besides_gradients(tmp_path):
+    source = "import torch\nlosses = [0.5, (1, 'x'), {'k': None}, torch.ones(1)]\nepochs = 3\nclass A: pass\nmade = [A()]\n"
+    record = runs().run(script(write(tmp_path, source)))
+    assert record.plain == {"losses": "list(0.5, tuple(1, 'x'), dict('k', None), tensor)", "epochs": "3"}
+
+
 def test_without_fork(tmp_path):
     from gradfix.harness.run import Runs
 

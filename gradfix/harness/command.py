@@ -10,11 +10,11 @@ from collections.abc import Sequence
 
 import typer
 
-from gradfix.findings import Verdict
+from gradfix.findings import Verdict, place
 from gradfix.harness.align import Difference
 from gradfix.harness.judge import Judgement
 from gradfix.harness.project import Proof, Verification, is_script
-from gradfix.harness.rewrites import Rewriter, text_of
+from gradfix.harness.rewrites import Rewrite, Rewriter, text_of
 from gradfix.harness.run import HarnessError, Limits, Runs, memory_size
 from gradfix.harness.trace import Value
 from gradfix.source import data_of
@@ -60,7 +60,9 @@ def verify(session, given: Sequence[str], device: str, limits: Limits, tolerance
     proofs: list[Proof] = []
     problems = list(session.problems)
     if not session.quiet:
-        say(f"gradfix verify runs {len(scripts)} script{'s' if len(scripts) != 1 else ''} of yours, before and after the rewrite.")
+        say(
+            f"gradfix verify runs {len(scripts)} script{'s' if len(scripts) != 1 else ''} of yours, before and after the rewrite."
+        )
     try:
         with session.runner() as runner, Runs(session.jobs) as runs:
             found, absent = devices(device, runs)
@@ -141,8 +143,7 @@ def apply_verified(session, runner, command: str | None, timeout: float):
         return Applied({}, {}, Result(None, [], [Problem(".", str(error))], []), [])
     for rewrite, judged in refused:
         f = rewrite.finding
-        row = min(rewrite.own, default=f.span.row)
-        say(f"not applied: {f.path}:{row} {f.code} {f.name}: {judged.verdict.value}: {judged.reason}")
+        say(f"not applied: {place_of(rewrite)} {f.code} {f.name}: {judged.verdict.value}: {judged.reason}")
         for line in table(judged.differences) if judged.differences else ():
             say(line)
     return done.applied
@@ -181,6 +182,15 @@ def number(value: Value | None) -> str:
     return text if not value.shape else f"[{text}]"
 
 
+def row_in_file(rewrite: Rewrite) -> int:
+    row = rewrite.finding.span.row
+    return row if rewrite.finding.cell else min(rewrite.own, default=row)
+
+
+def place_of(rewrite: Rewrite) -> str:
+    return place(rewrite.finding.path, rewrite.finding.cell, row_in_file(rewrite))
+
+
 def row_of(d: Difference) -> tuple[str, str, str, str, str]:
     what = {"value": d.name, "step": d.name, "requires_grad": f"{d.name}.requires_grad"}.get(d.kind, f"{d.name}.grad")
     where = f"{d.kind}, {d.place.path}:{d.place.row}" if d.place else ("at the end" if d.kind != "requires_grad" else "")
@@ -210,8 +220,7 @@ def full(proofs: Sequence[Proof], absent: Sequence[str], quiet: bool) -> str:
         out.append(f"{proof.path}: {proof.judgement.verdict.value}{where}: {proof.judgement.reason}")
         for rewrite, judged in proof.rewrites:
             f = rewrite.finding
-            row = min(rewrite.own, default=f.span.row)
-            text = f"  {f.path}:{row} {f.code} {f.name}: {judged.verdict.value}"
+            text = f"  {place_of(rewrite)} {f.code} {f.name}: {judged.verdict.value}"
             out.append(text if judged is proof.judgement else f"{text}: {judged.reason}")
         out += [f"  note: {note}" for note in proof.judgement.notes]
         if proof.judgement.differences:
@@ -249,7 +258,8 @@ def as_json(proofs: Sequence[Proof]) -> str:
                     "code": r.finding.code,
                     "name": r.finding.name,
                     "filename": r.finding.path,
-                    "row": min(r.own, default=r.finding.span.row),
+                    "cell": r.finding.cell,
+                    "row": row_in_file(r),
                     "applicability": r.finding.fix.applicability.value,
                     "message": r.finding.fix.message,
                     **judged(j),

@@ -2,7 +2,8 @@
 
 It runs the script as it was, but overlooks the mistakes that the findings name: the gradient of every tensor is kept,
 a `.grad` that is `None` at such a row counts as zeros, a leaf may be updated in place, a parameter that is bound again
-is updated instead, a tensor that should be a leaf is made one, a `zero_grad()` that comes too early waits.  So the
+is updated instead, a tensor that should be a leaf is made one, a module registers what it was given in a list, a tensor made
+of others stays connected to them, a `zero_grad()` that comes too early waits.  So the
 statements of the original say what the repaired program has to compute, to the end of the script, and not one line of
 the rewrite takes part in it.
 """
@@ -22,6 +23,9 @@ from gradfix.harness.trace import Event
 
 INPLACE_ON_LEAF = ("a leaf Variable that requires grad", "a view of a leaf Variable that requires grad")
 ONLY_FLOATS = "floating point"
+NO_INDEX = "invalid index of a 0-dim tensor"
+NO_TRUTH = "Boolean value of Tensor with more than one value"
+WRAPS = {"tensor", "as_tensor", "Tensor", "FloatTensor", "DoubleTensor", "Variable"}
 
 
 class Skip(BaseException):
@@ -35,6 +39,8 @@ class ForgivingRecorder(Recorder):
         self.rows = {path: set(rows) for path, rows in self.spec.rows.items()}
         self.updated: dict[int, tuple[torch.Tensor, object, int]] = {}  # tensors updated in place of being bound again
         self.shown: set[str] = set()  # tensors whose gradient a finding asks for
+        self.loops: dict[str, set[int]] = {}  # the rows of the loops around the named rows
+        self.absent: dict[int, torch.Tensor] = {}  # tensors without a gradient, where one was supplied
         self.late: list = []
         self.stepped = False  # since something was put off
 
@@ -46,12 +52,20 @@ class ForgivingRecorder(Recorder):
         path = self.path_of(frame.f_code.co_filename)
         return path is not None and frame.f_lineno in self.rows.get(path, ())
 
+    def is_absent(self, tensor, frame) -> bool:
+        """Whether its gradient was missing at a named row of this loop."""
+        return id(tensor) in self.absent and frame.f_lineno in self.loops.get(self.path_of(frame.f_code.co_filename) or "", ())
+
+    def tests_truth(self, frame) -> bool:
+        return frame.f_lineno in self.spec.truth.get(self.path_of(frame.f_code.co_filename) or "", ())
+
     def install(self) -> None:
         super().install()
         import builtins
 
         for name, function in (
-            ("leaf", self.leaf), ("rebind", self.rebind), ("late", self.put_off), ("spell", self.spell), ("Skip", Skip),
+            ("leaf", self.leaf), ("rebind", self.rebind), ("late", self.put_off), ("spell", self.spell),
+            ("register", self.register), ("rewrap", self.rewrap), ("Skip", Skip),
         ):  # fmt: skip
             setattr(builtins, f"__gradfix_{name}__", function)
         self.mode = Forgiving(self)
@@ -67,13 +81,14 @@ class ForgivingRecorder(Recorder):
                 self.shown.add(name)
             else:
                 value = None  # no finding asks for it
-        if value is None and self.named_row(frame):
+        if value is None and (self.named_row(frame) or self.is_absent(tensor, frame)) and not self.tests_truth(frame):
             self.record.skipped = True
-            if self.spec.none != "zeros" and self.compiled_here(frame):
+            if self.skips and self.compiled_here(frame):
                 raise Skip
             with torch.no_grad(), torch._C.DisableTorchFunction():
-                value = torch.zeros_like(tensor).as_subclass(torch.Tensor)
+                value = torch.full_like(tensor, float(self.spec.none == "ones")).as_subclass(torch.Tensor)
             supplied = True
+            self.absent[id(tensor)] = tensor
             self.note("a gradient that is `None` counts as zeros")
         self.on = False
         try:
@@ -184,12 +199,37 @@ class ForgivingRecorder(Recorder):
             self.note("a flag that a module does not have counts for its parameters")
             owner.requires_grad_(value)
 
+    def register(self, module, names):
+        """Let a module know of the parameters and layers that it holds under these names."""
+        for name in names:
+            held = module.__dict__.get(name)
+            try:
+                known = _registered(held)
+            except (TypeError, ValueError, KeyError):
+                continue
+            if known is not held:
+                setattr(module, name, known)
+                self.note("what a module holds is registered")
+
+    def rewrap(self, function, *args, **kwargs):
+        """A tensor made of others, connected to them."""
+        with torch._C.DisableTorchFunction():
+            joined = _joined(args[0]) if len(args) == 1 else None
+        if joined is None:
+            return function(*args, **kwargs)
+        self.note("a tensor made of others stays connected to them")
+        return joined.to(kwargs["dtype"]) if "dtype" in kwargs else joined
+
     # ---- compiling
+
+    @property
+    def skips(self) -> bool:
+        return self.spec.none in ("statement", "continue")
 
     def changes(self, path: str) -> bool:
         path = self.path_of(path)
-        tables = (self.spec.leaf, self.spec.rebind, self.spec.late)
-        return any(path in table for table in tables) or (self.spec.none != "zeros" and path in self.spec.rows)
+        tables = (self.spec.rows, self.spec.leaf, self.spec.rebind, self.spec.late, self.spec.register, self.spec.rewrap)
+        return any(path in table for table in tables)
 
     def compiled_here(self, frame) -> bool:
         return self.changes(frame.f_code.co_filename)
@@ -199,10 +239,50 @@ class ForgivingRecorder(Recorder):
             return super().compile(source, path)
         mine = self.path_of(path)
         tree = ast.parse(source, path)
-        tree = _Statements(*[set(t.get(mine, ())) for t in (self.spec.leaf, self.spec.rebind, self.spec.late)]).visit(tree)
-        if self.spec.none != "zeros":
+        self.loops[mine] = _loops_around(tree, self.rows.get(mine, set()))
+        tables = (self.spec.leaf, self.spec.rebind, self.spec.late, self.spec.register, self.spec.rewrap)
+        tree = _Statements(*[set(table.get(mine, ())) for table in tables]).visit(tree)
+        if self.skips:
             tree = _Skips(self.rows.get(mine, set()), self.spec.none).visit(tree)
         return compile(ast.fix_missing_locations(tree), path, "exec", dont_inherit=True)
+
+
+def _registered(held):
+    """Plain tensors and containers as what a module registers."""
+    if isinstance(held, torch.Tensor) and not isinstance(held, torch.nn.Parameter) and held.is_floating_point():
+        return torch.nn.Parameter(held.detach())
+    items = list(held.values()) if isinstance(held, dict) else held if isinstance(held, (list, tuple)) else []
+    if not items:
+        return held
+    if all(isinstance(item, torch.Tensor) for item in items):
+        return torch.nn.ParameterDict(held) if isinstance(held, dict) else torch.nn.ParameterList(held)
+    if isinstance(held, dict):
+        return torch.nn.ModuleDict({key: _registered(item) for key, item in held.items()})
+    return torch.nn.ModuleList([_registered(item) for item in items])
+
+
+def _joined(value):
+    """Tensors of the graph, in lists, as one tensor of the graph; None for anything else."""
+    if isinstance(value, torch.Tensor):
+        return value if value.requires_grad else None
+    if not isinstance(value, (list, tuple)) or not value:
+        return None
+    known = [_joined(item) for item in value]
+    if all(item is None for item in known):
+        return None
+    parts = [
+        item if item is not None else torch.as_tensor(raw, dtype=torch.get_default_dtype()) for item, raw in zip(known, value)
+    ]
+    return torch.stack([part.reshape(()) if part.numel() == 1 else part for part in parts])
+
+
+def _loops_around(tree, rows) -> set[int]:
+    """All rows of the innermost loops around these rows."""
+    loops = [range(n.lineno, n.end_lineno + 1) for n in ast.walk(tree) if isinstance(n, (ast.For, ast.While))]
+    out: set[int] = set()
+    for row in rows:
+        out.update(min((loop for loop in loops if row in loop), key=len, default=()))
+    return out
 
 
 def _call(name: str, *arguments):
@@ -222,11 +302,41 @@ def _misspelt(name: str) -> bool:
 
 
 class _Statements(ast.NodeTransformer):
-    def __init__(self, leaf, rebind, late):
-        self.leaf, self.rebind, self.late = leaf, rebind, late
+    def __init__(self, leaf, rebind, late, register, rewrap):
+        self.leaf, self.rebind, self.late, self.register, self.rewrap = leaf, rebind, late, register, rewrap
 
     def _rows(self, node, rows) -> bool:
         return any(node.lineno <= row <= node.end_lineno for row in rows)
+
+    def visit_FunctionDef(self, node):
+        """At the end of `__init__`: register what it put under the names at the rows."""
+        names = []
+        if node.name == "__init__" and node.args.args:
+            own = node.args.args[0].arg
+            for part in ast.walk(node):
+                if isinstance(part, ast.Attribute) and isinstance(part.value, ast.Name) and part.value.id == own:
+                    if self._rows(part, self.register) and part.attr not in names:
+                        names.append(part.attr)
+        node = self.generic_visit(node)
+        if names:
+            told = ast.Expr(_call("register", ast.Name(own, ast.Load()), ast.Constant(tuple(names))))
+            last = node.body[-1]
+            told.lineno = told.end_lineno = last.end_lineno
+            told.col_offset = told.end_col_offset = last.col_offset
+            node.body.append(told)
+        return node
+
+    def visit_Call(self, node):
+        node = self.generic_visit(node)
+        name = getattr(node.func, "attr", getattr(node.func, "id", None))
+        if name in WRAPS and node.args and self._rows(node, self.rewrap):
+            first = node.args[0]
+            if isinstance(first, ast.Attribute) and first.attr == "data":
+                first = first.value
+            return ast.copy_location(
+                ast.Call(ast.Name("__gradfix_rewrap__", ast.Load()), [node.func, first, *node.args[1:]], node.keywords), node
+            )
+        return node
 
     def visit_Assign(self, node):
         if self._rows(node, self.rebind) and len(node.targets) == 1:
@@ -258,7 +368,12 @@ class _Statements(ast.NodeTransformer):
         for part in ast.walk(node.value):
             if isinstance(part, ast.keyword) and part.arg and _misspelt(part.arg):
                 part.arg = "requires_grad"
-        parameter = any(isinstance(n, (ast.Name, ast.Attribute)) and "Parameter" == getattr(n, "id", getattr(n, "attr", "")) for n in ast.walk(node.value))
+                if isinstance(part.value, ast.Constant) and not part.value.value:
+                    return node
+        parameter = any(
+            isinstance(n, (ast.Name, ast.Attribute)) and "Parameter" == getattr(n, "id", getattr(n, "attr", ""))
+            for n in ast.walk(node.value)
+        )
         node.value = _call("leaf", _thunk(node.value), ast.Constant(parameter))
         return node
 
@@ -313,9 +428,12 @@ class Forgiving(TorchFunctionMode):
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         kwargs = kwargs or {}
+        state = torch.get_rng_state() if kwargs.get("requires_grad") else None
         try:
             result = function(*args, **kwargs)
-        except RuntimeError as error:
+        except (RuntimeError, IndexError) as error:
+            if state is not None:
+                torch.set_rng_state(state)
             result = self.instead(error, function, args, kwargs)
         if torch.is_grad_enabled():
             for group in (args, (result,)):
@@ -342,6 +460,16 @@ class Forgiving(TorchFunctionMode):
             self.recorder.note("a leaf is updated in place")
             with torch.no_grad():
                 return function(*args, **kwargs)
+        if NO_INDEX in text:
+            self.recorder.note("the only element of a tensor may be indexed")
+            return args[0].item()
+        if NO_TRUTH in text and self.recorder.tests_truth(frame):
+            self.recorder.note("a gradient that is there counts as true")
+            return True
+        if ONLY_FLOATS in text.lower() and args and isinstance(args[0], torch.Tensor):
+            self.recorder.note("integers that require grad count as floats")
+            args[0].data = args[0].data.to(torch.get_default_dtype())
+            return function(*args, **kwargs)
         if ONLY_FLOATS in text.lower() and kwargs.get("requires_grad"):
             self.recorder.note("integers that require grad count as floats")
             made = function(*args, **{k: v for k, v in kwargs.items() if k not in ("requires_grad", "dtype")})

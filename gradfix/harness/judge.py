@@ -11,7 +11,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from gradfix.findings import Verdict
-from gradfix.harness.align import Difference, Texts, close, compare, compare_forgiven, is_named, of_kind, same_output
+from gradfix.harness.align import (
+    Difference,
+    Texts,
+    close,
+    compare,
+    compare_forgiven,
+    is_named,
+    of_kind,
+    plain_difference,
+    same_lines,
+    same_output,
+)
 from gradfix.harness.rewrites import Rewrite, forgive, texts
 from gradfix.harness.run import Runs, Script
 from gradfix.harness.trace import Failure, Record
@@ -94,19 +105,28 @@ class Prover:
         watched = {path: rows.changed for path, rows in lines.rows.items() if rows.changed}
         after_run = self.runs.start(self.script, new, watched=watched)
         reference_run = self.runs.start(self.script, new, mode="reference")
-        forgiven_run = self.runs.start(self.script, old, mode="forgive", forgive=forgive(self.script, rewrites))
+        gone = {path: rows.removed for path, rows in lines.rows.items() if rows.removed}
+        forgiven_run = self.runs.start(self.script, old, mode="forgive", forgive=forgive(self.script, rewrites), watched=gone)
         after = self.runs.result(after_run)
         reference, forgiven = self.runs.result(reference_run), self.runs.result(forgiven_run)
-        out = verdict(before, after, reference, forgiven, lines, rewrites, self.script, self.tolerance)
-        if not out.good:  # there is more than one way to forgive: a missing gradient need not mean zeros
+        doubt = None
+        if forgiven.skipped:  # what depends on a gradient that is missing shows by another number for it
+            doubt = self.runs.run(self.script, old, mode="forgive", forgive=forgive(self.script, rewrites, none="ones"))
+        out = verdict(before, after, reference, forgiven, lines, rewrites, self.script, self.tolerance, doubt)
+        if not out.good or forgiven.error is not None:
+            # There is more than one way to forgive: a missing gradient need not mean zeros.
             ways = [{"none": "continue"}, {"none": "statement"}] if forgiven.skipped else []
             ways += [{"until": "step"}] if forgiven.postponed else []
             others = [
                 self.runs.start(self.script, old, mode="forgive", forgive=forgive(self.script, rewrites, **way)) for way in ways
             ]
+            found = [(forgiven, out)]
             for other in [self.runs.result(number) for number in others]:
-                second = verdict(before, after, reference, other, lines, rewrites, self.script, self.tolerance)
-                out = second if second.good and not out.good else out
+                found.append((other, verdict(before, after, reference, other, lines, rewrites, self.script, self.tolerance)))
+            whole = [judged for record, judged in found if record.error is None]
+            most = max(len(record.events) for record, _ in found)
+            able = whole or [judged for record, judged in found if len(record.events) == most]
+            out = next((judged for judged in able if judged.good), able[0])
         if mended and out.verdict is Verdict.PRESERVED:
             out.verdict, out.reason = Verdict.GAINED, "it parses, and every gradient is as it is with only that mended"
         out.before, out.after = before, after
@@ -155,14 +175,17 @@ def verdict(
     rewrites: Sequence[Rewrite],
     script: Script,
     tolerance: float | None = None,
+    doubt: Record | None = None,
 ) -> Judgement:
     if after.stopped is not None:
         return Judgement(Verdict.FAILED, f"after the rewrite {after.detail or after.stopped}")
     if before.error is None and after.error is not None:
-        return Judgement(Verdict.FAILED, f"after the rewrite it raises {says(after.error)}", compare(before, after, lines, tolerance))
+        return Judgement(
+            Verdict.FAILED, f"after the rewrite it raises {says(after.error)}", compare(before, after, lines, tolerance)
+        )
     differences = compare(before, after, lines, tolerance)
     usable = forgiven.stopped is None
-    against = compare_forgiven(forgiven, after, lines, tolerance) if usable else []
+    against = compare_forgiven(forgiven, after, lines, tolerance, doubt) if usable else []
     notes = []
 
     if after.error is not None and before.error is not None:
@@ -178,7 +201,7 @@ def verdict(
             return Judgement(Verdict.FAILED, f"after the rewrite it raises {says(after.error)}", differences)
         notes.append(f"the script still ends with {says(after.error)}")
 
-    ran = {path for path, rows in after.ran.items() if rows}
+    ran = [path for record in (after, forgiven) for path, rows in record.ran.items() if rows]
     if not ran and any(rows.changed for rows in lines.rows.values()):
         return Judgement(Verdict.INCONCLUSIVE, "the rewritten lines did not run", differences, notes)
 
@@ -197,6 +220,8 @@ def verdict(
             return Judgement(Verdict.FAILED, f"`{empty}.grad` is still `None`", against, notes)
         if before.detail != "output varies" and not same_output(before.stdout, after.stdout):
             return Judgement(Verdict.CHANGED, "what the script prints has changed, and no gradient explains it", [], notes)
+        if name := plain_difference(before, after):
+            return Judgement(Verdict.CHANGED, f"`{name}` has changed, and no gradient explains it", [], notes)
         return Judgement(Verdict.PRESERVED, "every gradient is as it was", [], notes)
 
     harm = [d for d in differences if d.change not in ("gained", "appeared") and (is_named(d.name) or not d.name)]
@@ -209,6 +234,8 @@ def verdict(
         return Judgement(Verdict.CHANGED, f"not what the original means: {describe(against[0])}", against, notes)
     if harm and not forgave:
         return Judgement(Verdict.CHANGED, describe(harm[0]), harm, notes)
+    if usable and (what := told_otherwise(before, after, forgiven, doubt)):
+        return Judgement(Verdict.CHANGED, f"not what the original means: {what}", differences, notes)
     if not usable:
         notes.append(f"not compared with the original on a forgiving autograd: {forgiven.detail}")
     elif forgiven.error is not None:
@@ -224,6 +251,23 @@ def verdict(
     return Judgement(Verdict.GAINED, reason, differences, notes)
 
 
+def told_otherwise(before: Record, after: Record, forgiven: Record, doubt: Record | None) -> str | None:
+    """What the rewritten script prints, or holds at its end, that neither the original does nor what it means."""
+    if forgiven.error is not None or after.error is not None:
+        return None
+    whole = before.error is None
+    if (
+        before.detail != "output varies"
+        and not (whole and before.stdout == after.stdout)
+        and not same_lines(forgiven, after, doubt)
+    ):
+        return "what it prints"
+    name = plain_difference(forgiven, after, doubt)
+    if name is not None and not (whole and before.plain.get(name) == after.plain.get(name)):
+        return f"the value of `{name}` at the end"
+    return None
+
+
 def main_one(differences: Sequence[Difference]) -> Difference:
     """The difference to name first: a gradient that somebody reads."""
     return next((d for d in differences if d.change == "gained"), differences[0])
@@ -232,7 +276,7 @@ def main_one(differences: Sequence[Difference]) -> Difference:
 def by_first_difference(differences: list[Difference], notes: list[str]) -> Judgement:
     """Where the forgiving run knows no intent: what changes first must be which tensors take part, not a number."""
     order = {"requires_grad": 0, "backward": 1, "grad": 2, "step": 3, "read": 4, "value": 5, "end": 6}
-    first = min(differences, key=lambda d: order[d.kind])
+    first = min(differences, key=lambda d: (d.at, order[d.kind]))
     if first.change in ("appeared", "vanished", "gained") or first.kind == "requires_grad":
         return Judgement(Verdict.REPAIRED, describe(first), differences, notes)
     return Judgement(Verdict.CHANGED, describe(first), differences, notes)
@@ -241,9 +285,7 @@ def by_first_difference(differences: list[Difference], notes: list[str]) -> Judg
 def names_row(rewrites: Sequence[Rewrite], script: Script, error: Failure) -> bool:
     if error.place is None:
         return False
-    return any(
-        script.relative(path) == error.place.path and error.place.row in rows for r in rewrites for path, rows in r.rows
-    )
+    return any(script.relative(path) == error.place.path and error.place.row in rows for r in rewrites for path, rows in r.rows)
 
 
 def still_none(before, after, forgiven, lines, rewrites, script) -> str | None:

@@ -25,6 +25,7 @@ import weakref
 
 import torch
 
+from gradfix.source import decode, in_cells
 from gradfix.harness.trace import Event, Failure, Held, Job, Place, Record, Value, encode
 
 SMALL = 4096  # elements; larger tensors are kept as digests
@@ -201,6 +202,30 @@ def tensors_in(value) -> list[torch.Tensor]:
         return [t for t in value if isinstance(t, torch.Tensor)]
     except TypeError:
         return []
+
+
+def plain_globals(main: types.ModuleType) -> dict[str, str]:
+    """The global names that hold plain data (tensors inside it only count), as text."""
+    out = {}
+    for name, value in list(main.__dict__.items()):
+        if name.startswith("__") or isinstance(value, torch.Tensor):
+            continue
+        if (text := _plain(value, 0, [MOST_NAMES])) is not None:
+            out[name] = text
+    return out
+
+
+def _plain(value, depth: int, budget: list[int]) -> str | None:
+    budget[0] -= 1
+    if value is None or type(value) in (bool, int, float, complex, str):
+        return repr(value)
+    if isinstance(value, torch.Tensor):
+        return "tensor"
+    if depth > 4 or budget[0] < 0 or type(value) not in (list, tuple, dict):
+        return None
+    items = [x for pair in value.items() for x in pair] if isinstance(value, dict) else value
+    parts = [_plain(item, depth + 1, budget) for item in items]
+    return None if None in parts else f"{type(value).__name__}({', '.join(parts)})"
 
 
 # ----------------------------------------------------------------------- recorder
@@ -387,6 +412,7 @@ class Recorder:
     def finish(self) -> None:
         """What the script leaves behind."""
         self.on = False
+        self.record.plain = plain_globals(self.main)
         files = (getattr(module, "__file__", None) for module in list(sys.modules.values()))
         self.record.modules = sorted({p for f in files if isinstance(f, str) and (p := self.path_of(f)) is not None})
         held = {**self.held}
@@ -596,6 +622,26 @@ def package_of(script: str, source: bytes) -> tuple[str | None, str]:
     return ".".join(reversed(parts)), folder
 
 
+class Nothing:
+    """Stands for a magic of a notebook."""
+
+    def __getitem__(self, key):
+        return self
+
+    def __call__(self, *args, **kwargs):
+        return self
+
+    __getattr__ = __getitem__
+
+
+def program_of_cells(path: str, data: bytes, main: types.ModuleType) -> bytes:
+    """The cells of a notebook as one program, in which magics do nothing."""
+    source = decode(path, data)
+    text = source.text
+    main.__dict__.update(dict.fromkeys([source.name, *source.masks], Nothing()), display=Nothing())
+    return text.encode()
+
+
 def failure(recorder: Recorder, error: BaseException) -> Failure:
     place, tb = None, error.__traceback__
     while tb is not None:
@@ -662,6 +708,8 @@ def run(job: Job) -> None:
     if source is None:
         with open(job.script, "rb") as handle:
             source = handle.read()
+    if in_cells(job.script):
+        source = program_of_cells(job.script, source, main)
     package, folder = package_of(job.script, source)
     sys.modules["__main__"] = main
     sys.argv = [job.script, *job.arguments]

@@ -24,6 +24,9 @@ FORGIVES = {
     "requires-grad-on-module": "leaf",
     "parameter-rebinding": "rebind",
     "zero-grad-order": "late",
+    "unregistered-parameter": "register",
+    "tensor-rewrap": "rewrap",
+    "grad-truthiness": "truth",
 }
 
 
@@ -77,19 +80,20 @@ class Rewriter:
         return self._rows[path, new]
 
     def key(self, finding: Finding, project) -> tuple:
-        place = self.rows(finding.path, project).new.get(finding.span.row, ("row", finding.span.row))
+        row = finding.span.row + self._start(finding.path, finding.cell, project)
+        place = self.rows(finding.path, project).new.get(row, ("row", row))
         return (finding.code, finding.path, place, finding.message)
 
     def rewrite(self, finding: Finding, project) -> Rewrite:
         named: dict[str, set[int]] = {}
         edited: dict[str, set[int]] = {}
         first, last = finding.statement_rows
-        spans = [(finding.path, finding.span)]
+        spans = [(finding.path, finding.cell, finding.span)]
         if first:
-            spans.append((finding.path, Span(first, 0, last, 0)))
-        spans += [(r.path, r.span) for r in finding.related]
-        for path, span in spans:
-            named.setdefault(path, set()).update(self._original(path, span, project))
+            spans.append((finding.path, finding.cell, Span(first, 0, last, 0)))
+        spans += [(r.path, r.cell, r.span) for r in finding.related]
+        for path, cell, span in spans:
+            named.setdefault(path, set()).update(self._original(path, span, project, cell))
         for edit in finding.fix.edits:
             for names in (("anchor", "anchor"), ("target", "target"), ("first", "last")):
                 first, last = (getattr(edit, name, None) for name in names)
@@ -101,15 +105,21 @@ class Rewriter:
             finding,
             self.key(finding, project),
             tuple((p, tuple(sorted(r))) for p, r in named.items()),
-            tuple(sorted(self._original(finding.path, finding.span, project))),
+            tuple(sorted(self._original(finding.path, finding.span, project, finding.cell))),
             tuple((p, tuple(sorted(r))) for p, r in edited.items()),
             tuple(self.promises.get(finding.code, ())),
         )
 
-    def _original(self, path: str, span: Span, project) -> set[int]:
-        rows = self.rows(path, project)
+    def _start(self, path: str, cell: int | None, project) -> int:
+        """The row of the program before the first of a notebook's cell."""
+        if cell is None:
+            return 0
+        return next(c.row for c in cells_of(path, data_of(project, path)) if c.number == cell)
+
+    def _original(self, path: str, span: Span, project, cell: int | None = None) -> set[int]:
+        rows, start = self.rows(path, project), self._start(path, cell, project)
         out = set()
-        for row in range(span.row, span.end_row + 1):
+        for row in range(start + span.row, start + span.end_row + 1):
             kind, number = rows.new.get(row, ("row", row))
             if kind == "row":
                 out.add(number)
@@ -125,12 +135,19 @@ def text_of(path: str, data: bytes) -> str:
         return data.decode("utf-8", "replace")
 
 
+def cells_of(path: str, data: bytes):
+    """The cells of a notebook, with the rows at which they start in its program."""
+    source = decode(path, data)
+    source.text  # noqa: B018: reads the cells
+    return source.cells
+
+
 def texts(script: Script, before: dict[str, bytes], after: dict[str, bytes]) -> Texts:
     return Texts({script.relative(p): Rows(text_of(p, before[p]), text_of(p, after[p])) for p in after})
 
 
 def forgive(script: Script, rewrites: Sequence[Rewrite], none: str = "zeros", until: str = "backward") -> Forgive:
-    tables: dict[str, dict[str, set[int]]] = {"rows": {}, "rebind": {}, "leaf": {}, "late": {}}
+    tables: dict[str, dict[str, set[int]]] = {name: {} for name in ("rows", *FORGIVES.values())}
     for rewrite in rewrites:
         for path, rows in rewrite.rows:
             tables["rows"].setdefault(script.relative(path), set()).update(rows)

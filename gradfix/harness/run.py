@@ -226,7 +226,9 @@ class Runs:
             with open(job.result, "rb") as handle:
                 record = decode_record(handle.read())
         except OSError:
-            record = Record(stopped="died", detail=f"it ended with code {end}" if not end.startswith("-") else f"signal {end[1:]}")
+            record = Record(
+                stopped="died", detail=f"it ended with code {end}" if not end.startswith("-") else f"signal {end[1:]}"
+            )
         if end == "time":
             record = Record(stopped="time", detail=f"it ran longer than {job.timeout:g} s")
         elif end == "-9" and record.stopped == "died":

@@ -18,7 +18,7 @@ from gradfix.harness.run import HarnessError, Script, copy_project, environment,
 from gradfix.harness.trace import Record, decode_record
 
 MOST_OUTPUT = 1 << 20
-LOADER = '''\
+LOADER = """\
 import os, sys
 sys.path[:] = [p for p in sys.path if p != os.path.dirname(os.path.abspath(__file__))]
 sys.modules.pop("sitecustomize", None)
@@ -28,7 +28,7 @@ except ImportError:
     pass
 from gradfix.harness.loader import load
 load()
-'''
+"""
 
 
 @dataclass
@@ -117,7 +117,9 @@ class Command:
             return Judgement(Verdict.FAILED, f"after the rewrite the command runs longer than {self.timeout:g} s")
         if new.code != 0 and old.code != new.code:
             last = next((line for line in reversed(new.output.splitlines()) if line.strip()), "")
-            return Judgement(Verdict.FAILED, f"after the rewrite the command ends with {new.code}, before with {old.code}: {last[:200]}")
+            return Judgement(
+                Verdict.FAILED, f"after the rewrite the command ends with {new.code}, before with {old.code}: {last[:200]}"
+            )
         lines = texts(self.script, before, after)
         differences: list[Difference] = []
         for a, b in zip(old.records, new.records):
@@ -135,7 +137,9 @@ class Command:
         if old.code != 0 and new.code == 0:
             return Judgement(Verdict.GAINED, f"the command succeeds; before, it ended with {old.code}", differences)
         if old.code != 0:
-            return Judgement(Verdict.INCONCLUSIVE, f"the command fails before and after the rewrite, with {old.code}", differences)
+            return Judgement(
+                Verdict.INCONCLUSIVE, f"the command fails before and after the rewrite, with {old.code}", differences
+            )
         if differences:
             return Judgement(Verdict.GAINED, describe(main_one(differences)), differences)
         seen = sum(len(r.events) for r in new.records)
@@ -146,4 +150,6 @@ class Command:
         first = self.original()
         from gradfix.harness.align import Texts
 
-        return again.code != first.code or any(compare(a, b, Texts(), self.tolerance) for a, b in zip(first.records, again.records))
+        return again.code != first.code or any(
+            compare(a, b, Texts(), self.tolerance) for a, b in zip(first.records, again.records)
+        )

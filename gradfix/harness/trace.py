@@ -14,8 +14,13 @@ class Forgive(msgspec.Struct):
     rebind: dict[str, list[int]] = {}  # statements whose target is updated in place of being rebound
     leaf: dict[str, list[int]] = {}  # statements whose result is a leaf that requires grad
     late: dict[str, list[int]] = {}  # calls of `zero_grad` that come too early
+    register: dict[str, list[int]] = {}  # statements that give a module what it does not register
+    rewrap: dict[str, list[int]] = {}  # calls that make a tensor of tensors, and cut them off
+    truth: dict[str, list[int]] = {}  # tests of whether there is a gradient
     until: str = "backward"  # for what such a `zero_grad` waits: the next "backward", or the next behind a "step"
-    none: str = "zeros"  # what a `None` at such a row means: "zeros", "statement" or "continue", which skip that much
+    none: str = (
+        "zeros"  # what a `None` at such a row means: "zeros", "ones", or "statement" or "continue", which skip that much
+    )
 
 
 class Job(msgspec.Struct):
@@ -104,6 +109,7 @@ class Held(msgspec.Struct, array_like=True):
 class Record(msgspec.Struct):
     events: list[Event] = []
     end: dict[str, Held] = {}
+    plain: dict[str, str] = {}  # the numbers, strings and containers that the script holds at its end
     stdout: str = ""
     error: Failure | None = None
     ran: dict[str, list[int]] = {}  # those of the watched rows that ran

@@ -1,0 +1,224 @@
+"""The harness itself: rewrites that are wrong on purpose, each of which must be caught, and right ones, which must not."""
+
+import pytest
+
+pytest.importorskip("torch")
+
+from fixture_support import settings  # noqa: E402
+from harness_support import Verdict, prove, rewritten, write  # noqa: E402
+
+from gradfix.harness.rewrites import Rewriter  # noqa: E402
+from gradfix.runner import Runner  # noqa: E402
+
+RETAIN = """\
+    import torch
+
+    torch.manual_seed(0)
+    w = torch.randn(3, requires_grad=True)
+    h = torch.tanh(w * 2)
+    other = torch.tanh(w * 3)
+    loss = (h + other).sum()
+    loss.backward()
+    print(w.grad, h.grad)
+"""
+GUARD = """\
+    import torch
+    from torch import nn
+
+    torch.manual_seed(0)
+    net = nn.ModuleDict({"used": nn.Linear(2, 1), "spare": nn.Linear(2, 1)})
+    norms = []
+    for step in range(3):
+        net["used"](torch.ones(1, 2)).sum().backward()
+        with torch.no_grad():
+            for p in net.parameters():
+                norms.append(p.grad.norm().item())
+                p -= 0.1 * p.grad
+        net.zero_grad()
+"""
+DESCENT = """\
+    import torch
+
+    torch.manual_seed(0)
+    x, y = torch.randn(8, 2), torch.randn(8)
+    w = torch.randn(2, requires_grad=True)
+    for step in range(3):
+        loss = (x @ w - y).pow(2).mean()
+        loss.backward()
+        w = w - 0.1 * w.grad
+    print(loss.item())
+"""
+IN_PLACE = DESCENT.replace("w = w - 0.1 * w.grad", "w -= 0.1 * w.grad\n        w.grad.zero_()")
+LOST = """\
+    import torch
+
+    torch.manual_seed(0)
+    w = torch.randn(2, 2, requires_grad=True) * 0.1
+    b = torch.randn(2)
+    (w @ b).sum().backward()
+    print(w.grad)
+"""
+ORDER = """\
+    import torch
+
+    torch.manual_seed(0)
+    net = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for step in range(3):
+        loss = net(torch.randn(4, 2)).pow(2).mean()
+        loss.backward()
+        optimizer.zero_grad()
+        optimizer.step()
+"""
+INTEGERS = """\
+    import torch
+
+    steps = torch.tensor([1, 2, 3], requires_grad=True)
+    total = (steps * 2).sum()
+    total.backward()
+    print(steps.grad)
+"""
+REWRAP = """\
+    import torch
+
+    torch.manual_seed(0)
+    net = torch.nn.Linear(2, 1)
+    parts = [net(torch.randn(4, 2)).pow(2).mean() for _ in range(3)]
+    loss = torch.tensor(parts, requires_grad=True).sum()
+    loss.backward()
+    print(net.weight.grad)
+"""
+UNREGISTERED = """\
+    import torch
+    from torch import nn
+
+    torch.manual_seed(0)
+
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = [nn.Linear(2, 2), nn.Linear(2, 1)]
+            self.scale = nn.Parameter(torch.ones(1))
+
+        def forward(self, x):
+            for layer in self.layers:
+                x = layer(x)
+            return self.scale * x
+
+
+    net = Net()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for step in range(3):
+        optimizer.zero_grad()
+        net(torch.randn(4, 2)).pow(2).mean().backward()
+        optimizer.step()
+"""
+TRUTH = """\
+    import torch
+
+    w = torch.ones(3, requires_grad=True)
+    (w * w).sum().backward()
+    if w.grad:
+        print(w.grad.norm())
+"""
+
+# name: (script, what of GradFix's own rewrite is changed, into what)
+WRONG = {
+    "retain after backward": (RETAIN, "h.retain_grad()\nloss.backward()", "loss.backward()\nh.retain_grad()"),
+    "retain of another tensor": (RETAIN, "h.retain_grad()", "other.retain_grad()"),
+    "the gradient set by hand": (RETAIN, "h.retain_grad()\nloss.backward()", "loss.backward(); h.grad = torch.full((3,), 2.0)"),
+    "a leaf in place of a retained tensor": (
+        RETAIN,
+        "h.retain_grad()",
+        "h = h.detach().requires_grad_(); loss = (h + other).sum()",
+    ),
+    "backward twice": (RETAIN, "loss.backward()", "loss.backward(retain_graph=True); loss.backward()"),
+    "changed seed order": (RETAIN, "torch.manual_seed(0)", "torch.manual_seed(0); torch.rand(1)"),
+    "guard that swallows a step": (GUARD, "if p.grad is None:", "if p.grad is None or step == 2:"),
+    "guard that swallows everything": (GUARD, "if p.grad is None:", "if True:"),
+    "guard behind a statement": (GUARD, "norms.append(p.grad.norm().item())", "norms.append(0.0)"),
+    "sign flipped": (DESCENT, "w -= 0.1", "w += 0.1"),
+    "wrong learning rate": (DESCENT, "w -= 0.1", "w -= 0.01"),
+    "a `.data` copy that skips the update": (DESCENT, "w -= 0.1", "w.data.clone().sub_(0.1)  #"),
+    "gradients accumulate": (DESCENT, "w.grad = None", "pass"),
+    "dropped statement": (DESCENT, "loss.backward()", "loss.backward() if step else w.sum().backward()"),
+    "the update only once": (DESCENT, "w -= 0.1 * w.grad", "w -= 0.1 * w.grad * (step == 0)"),
+    "the graph is cut": (IN_PLACE, "(x @ w - y)", "(x @ w.detach() - y + 0 * w.sum())"),
+    "the zeroing is dropped": (IN_PLACE, "w.grad.zero_()", "pass"),
+    "another start": (LOST, "* 0.1", "* 0.2"),
+    "the flag is lost": (LOST, ".requires_grad_()", ""),
+    "zero_grad is dropped": (ORDER, "optimizer.zero_grad()", "pass"),
+    "step is dropped": (ORDER, "optimizer.step()", "pass"),
+    "gradients cleared too early once more": (ORDER, "optimizer.step()", "optimizer.zero_grad(); optimizer.step()"),
+    "other numbers": (INTEGERS, "[1.0, 2.0, 3.0]", "[1.0, 2.0, 4.0]"),
+    "a term is left out": (REWRAP, "torch.stack(parts)", "torch.stack(parts[1:])"),
+    "the terms are cut off": (REWRAP, "torch.stack(parts)", "torch.stack([p.detach() + 0 * net.weight.sum() for p in parts])"),
+    "a layer is left out": (
+        UNREGISTERED,
+        "nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 1)])",
+        "nn.ModuleList([nn.Linear(2, 1)])",
+    ),
+    "layers start elsewhere": (UNREGISTERED, "self.layers = ", "torch.rand(1); self.layers = "),
+    "what is printed is lost": (TRUTH, "print(w.grad.norm())", "pass"),
+    "what is printed is another number": (TRUTH, "w.grad.norm()", "w.grad.sum()"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_rewrite_is_caught(tmp_path, name):
+    source, part, instead = WRONG[name]
+    path = write(tmp_path, source)
+    done = rewritten(path)
+    right = done.after[str(path)].decode()
+    judged = prove(path, done)
+    assert judged.good, (judged.reason, right)
+    if part not in right:  # the lines may be indented more deeply
+        part, instead = (text.replace("\n    ", "\n        ") for text in (part, instead))
+    assert part in right, right
+    wrong = right.replace(part, instead)
+    compile(wrong, name, "exec")
+    judged = prove(path, done, wrong.encode())
+    assert judged.verdict in (Verdict.CHANGED, Verdict.FAILED), judged.reason
+
+
+PRESERVED = """\
+    import torch
+    from torch.autograd import Variable
+
+    x = Variable(torch.ones(2))
+    w = torch.ones(2, requires_grad=True)
+    (w * x).sum().backward()
+    count = 3
+    print("done", count)
+"""
+
+
+@pytest.mark.parametrize("part, instead", [("count = 3", "count = 4"), ('"done"', '"gone"'), ("(w * x)", "(w * x * x.item())")])
+def test_what_is_no_gradient_is_preserved_too(tmp_path, part, instead):
+    path = write(tmp_path, PRESERVED)
+    done = Rewriter([str(path)], settings(legacy=True), Runner(1)).make()
+    assert prove(path, done).verdict is Verdict.PRESERVED
+    wrong = done.after[str(path)].decode().replace(part, instead)
+    assert wrong != done.after[str(path)].decode()
+    assert prove(path, done, wrong.encode()).verdict in (Verdict.CHANGED, Verdict.FAILED)
+
+
+def test_a_branch_that_is_gone_counts_as_run_where_it_ran(tmp_path):
+    path = write(
+        tmp_path,
+        """\
+        import torch
+        from torch.autograd import Variable
+
+        w = torch.ones(2, requires_grad=True)
+        for x in torch.ones(3, 2):
+            if torch.cuda.is_available() and False:
+                x = Variable(x.cuda())
+            else:
+                x = Variable(x)
+            (w * x).sum().backward()
+        """,
+    )
+    judged = prove(path, Rewriter([str(path)], settings(legacy=True), Runner(1)).make())
+    assert judged.verdict is Verdict.PRESERVED, judged.reason
