@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("msgspec")
 
-from fixture_support import settings  # noqa: E402
+from fixture_support import ROOT, settings  # noqa: E402
 from harness_support import Verdict, prove, rewritten, runs, script, write  # noqa: E402
 
 from gradfix.harness.rewrites import Rewriter  # noqa: E402
@@ -34,13 +34,13 @@ def numbers(value):
     return None if value is None else value.numbers()
 
 
-def test_the_founding_example(tmp_path):
-    judged = prove(write(tmp_path, FOUNDING))
+def test_the_founding_example():
+    judged = prove(ROOT / "retain-grad" / "founding_example.py")
     assert judged.verdict is Verdict.GAINED
     before, after = judged.before, judged.after
     assert numbers(before.end["a"].grad) == [36.0] and before.end["b"].grad is None
     assert numbers(after.end["a"].grad) == [36.0] and numbers(after.end["b"].grad) == [12.0]
-    assert before.stdout == "tensor(36.) None\n"
+    assert before.stdout == "tensor(36.)\nNone\n" and after.stdout == "tensor(36.)\ntensor(12.)\n"
 
 
 def test_what_is_recorded(tmp_path):
