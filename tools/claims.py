@@ -159,6 +159,7 @@ class Claim:
     requires_grad: bool | None = None
     no_grad: bool | None = None  # `.grad is None`
     mode: bool | None = None
+    called: bool | None = None  # None or False: nothing in sight calls it, so the grad mode is assumed
 
 
 class Claiming(Interpreter):
@@ -176,10 +177,10 @@ class Claiming(Interpreter):
         return value
 
     def belief(self, value) -> tuple:
-        """(tensor, leaf, requires grad, grad is None, grad mode), each of them three-valued."""
+        """(tensor, leaf, requires grad, grad is None, grad mode), each of them three-valued, and whether the program calls it so."""
         beliefs = {self.believe(v) for v in values_of(value)}
         agreed = tuple(next(iter(column)) if len(column) == 1 else None for column in map(set, zip(*beliefs)))
-        return (*agreed, self.st.mode)
+        return (*agreed, self.st.mode, self.concrete)
 
     def believe(self, value) -> tuple:
         if isinstance(value, Const) or isinstance(value, Number):
@@ -189,9 +190,18 @@ class Claiming(Interpreter):
             return None, None, None, None
         if obj.kind != "tensor":
             return False, None, None, None
-        state = self.grad_state(value)
-        none = {"none": True, "cleared": True, "set": False}.get(state) if obj.leaf is not None else None
-        return True, obj.leaf, obj.rg, none
+        if self.perhaps_number(obj):
+            return None, None, None, None
+        leaf = self.leaf_of(obj)
+        none = {"none": True, "cleared": True, "set": False}.get(self.grad_state(value)) if leaf is not None else None
+        return True, leaf, obj.rg, none
+
+
+    def perhaps_number(self, obj, depth=8) -> bool:
+        """Is it the result of arithmetic on what can't be seen only, and so perhaps a number?"""
+        operands = [self.st.heap.get(i) for i in obj.ins]
+        return bool(obj.computed and depth) and all(
+            o is None or o.kind == "opaque" or o.kind == "tensor" and self.perhaps_number(o, depth - 1) for o in operands)
 
 
 def observe_statically(path: str, overlay: dict[str, bytes] | None = None, files: tuple[str, ...] = ()) -> dict[Place, Claim]:
@@ -222,6 +232,7 @@ class Report:
     tensors: int = 0  # expressions whose value was a tensor each time
     definite: int = 0  # of these, those of which leaf and requires_grad are claimed
     contradictions: list[str] = field(default_factory=list)
+    reasons: Counter = field(default_factory=Counter)  # why nothing could be seen of a program
     unsure: Counter = field(default_factory=Counter)  # kinds of expressions without a definite claim
 
     @property
@@ -230,7 +241,7 @@ class Report:
 
     def lines(self) -> list[str]:
         return [
-            f"programs {self.programs}, of which {self.failed} could not be run",
+            f"programs {self.programs}, of which {self.failed} hold nothing to see",
             f"claims checked {self.checked}, contradicted {len(self.contradictions)}",
             f"tensor-valued expressions {self.tensors}, with a definite claim {self.definite} ({100 * self.share:.1f}%)",
         ]
@@ -240,6 +251,8 @@ def compare(name: str, text: str, claims: dict[Place, Claim], seen: dict[Place, 
     lines = text.encode().splitlines()
     for at, values in sorted(seen.items()):
         claim = claims.get(at, Claim())
+        if not claim.called:
+            values = [v for v in values if v[4] == claim.mode]
         what = lines[at[0] - 1][at[1] : at[3] if at[0] == at[2] else None].decode("utf-8", "replace")
         tensors = [v for v in values if v[0]]
         if tensors and len(tensors) == len(values):
@@ -277,6 +290,7 @@ def check_text(name: str, text: str, report: Report, path: Path | None = None, f
     result = in_child(run)
     if result is None or not result[0]:
         report.failed += 1
+        report.reasons[f"{name}: {result[1] if result else 'it died or took too long'}"] += 1
         return
     claims = observe_statically(str(at), {} if path is not None else {str(at): text.encode()}, files)
     compare(name, text, claims, result[0], report)
@@ -317,6 +331,8 @@ def main() -> int:
         check_generated(options.generated, options.seed, report)
     print(*report.contradictions, sep="\n" if report.contradictions else "")
     print(*report.lines(), sep="\n")
+    for reason in report.reasons:
+        print("not run:", reason, file=sys.stderr)
     for what, _ in report.unsure.most_common(options.unsure):
         print("unsure", what)
     return 1 if report.contradictions else 0

@@ -193,6 +193,7 @@ class Interpreter(tm.TorchModel):
         self.next_oid = 1
         self.globals: dict[str, Frame] = {}
         self.visited: set = set()
+        self.backward_hooks: set = set()  # ids of functions that run during backward
         self.explain = None
 
     # ------------------------------------------------------------------ roots
@@ -224,6 +225,7 @@ class Interpreter(tm.TorchModel):
         self.tested: set = set()
         self.modules: set = set()
         self.fed: set = set()
+        self.viewed: dict = {}  # base's oid -> the views made of it
         self.hidden: dict = {}  # module's oid -> what stands for those of its parameters that we can't see
         self.hooks = False
         self.filled_at = -1  # the step at which the program last wrote a `.grad` itself
@@ -922,7 +924,11 @@ class Interpreter(tm.TorchModel):
         return self.eval(node.value)
 
     def on_Await(self, node):
-        return self.eval(node.value)
+        return self.awaited(self.eval(node.value))
+
+    def awaited(self, value):
+        obj = self.obj(value)
+        return obj.attrs["*awaited"] if obj is not None and "*awaited" in obj.attrs else value
 
     def on_Yield(self, node):
         value = self.eval(node.value) if node.value is not None else Const(None)
@@ -1106,7 +1112,10 @@ class Interpreter(tm.TorchModel):
         caller, limit, mode = self.st.frame, self.limit, self.st.mode
         self.limit = min(limit, self.steps + max(400, (limit - self.steps) // 2))
         try:
-            return self.run_body(fn, frame)
+            result = self.run_body(fn, frame)
+            if isinstance(fn.node, ast.AsyncFunctionDef) and not is_generator(fn.node):
+                return self.new("opaque", origin="coroutine", attrs={"*awaited": result})
+            return result
         except OutOfBudget:
             # The function is too much to follow: what it does is unknown, and its caller goes on.
             if self.steps > limit or self.st is None or not isinstance(node, ast.Call):
@@ -1138,6 +1147,8 @@ class Interpreter(tm.TorchModel):
             if mode != "same":
                 self.st.mode, decorated = mode, True
                 self.switches.append((fn.module, fn.node, decorator, None))
+        if id(fn.node) in self.backward_hooks or self.is_autograd_function(fn):
+            self.st.mode, decorated = False, True
         self.st.frame = frame
         self.loops = []
         self.depth += 1
@@ -1178,6 +1189,11 @@ class Interpreter(tm.TorchModel):
             if self.st is not None and decorated:  # what `set_grad_enabled(False)` did stays when a function returns
                 self.st.mode = saved_mode
 
+    def is_autograd_function(self, fn):
+        """Is it the forward or backward of a `torch.autograd.Function`?  Both run with grad mode off."""
+        return isinstance(fn.owner, Class) and fn.name in ("forward", "backward", "setup_context", "jvp") and any(
+            isinstance(b, External) and b.name.startswith("torch.autograd") for b in fn.owner.bases)
+
     # ------------------------------------------------------------------ facts
     def where(self, node):
         module, stmt = self.statements[-1] if self.statements else (self.st.frame.module, node)
@@ -1206,6 +1222,11 @@ class Interpreter(tm.TorchModel):
             return
         self.explain[2].setdefault(module.source(node), self.describe(value))
 
+    def leaf_of(self, obj):
+        """Is a tensor a leaf, as far as is known?  Where there is nothing to convert, a conversion returns the leaf itself."""
+        source = self.st.heap.get(obj.ins[0]) if obj.conversion not in (None, "clone") and obj.ins else None
+        return None if source is not None and self.leaf_of(source) is not False else obj.leaf
+
     def describe(self, value):
         if isinstance(value, Multi):
             return ("each of " if value.each else "one of ") + ", ".join(dict.fromkeys(self.describe(v) for v in value.values))
@@ -1215,7 +1236,7 @@ class Interpreter(tm.TorchModel):
                 f" {value.value!r}" if isinstance(value, Const) else f" {value.name}" if isinstance(value, External) else "")
         if obj.kind == "tensor":
             known = {True: "yes", False: "no", None: "unknown"}
-            return (f"tensor (leaf: {known[obj.leaf]}, requires grad: {known[obj.rg]}, grad: {self.grad_state(value)}, "
+            return (f"tensor (leaf: {known[self.leaf_of(obj)]}, requires grad: {known[obj.rg]}, grad: {self.grad_state(value)}, "
                     f"retained: {known[obj.retained]}, dtype: {obj.dtype or 'unknown'})")
         return obj.kind
 

@@ -13,6 +13,12 @@ from gradfix.analysis.values import (
 
 # Methods of strings that choose parameters by their names.
 TEXT = {"startswith", "endswith", "lower", "upper", "strip", "split", "rsplit", "replace", "removeprefix", "removesuffix", "isdigit", "find", "count"}
+# What returns (values, indices): always, or where a dimension is given.
+PAIRED = {"sort", "topk", "kthvalue", "mode", "cummax", "cummin"}
+PAIRED_ALONG = {"max", "min", "median", "nanmedian"}
+INDICES = {"max": "argmax", "min": "argmin", "sort": "argsort"}
+# What overwrites a tensor with values that depend on no other tensor.
+FILLS = {"zero_", "fill_", "normal_", "uniform_", "random_", "bernoulli_", "exponential_", "cauchy_", "geometric_", "log_normal_", "fill_diagonal_"}
 # Factories that are Python functions or classes, and so not in the table of operations.
 FACTORIES = {"tensor", "Tensor", "FloatTensor", "DoubleTensor", "LongTensor", "IntTensor", "as_tensor", "asarray", "from_numpy", "normal",
              "multinomial", "bernoulli"}
@@ -69,7 +75,13 @@ class TorchModel(Cuts, Training):
     # ------------------------------------------------------------- tensors
     def tensor(self, node, ins=(), rg=None, leaf=None, **kw):
         kw.setdefault("grad", "none" if leaf or leaf is False else "unknown")
-        return self.new("tensor", node=node, ins=tuple(ins), rg=rg, leaf=leaf, mode=self.st.mode, **kw)
+        ref = self.new("tensor", node=node, ins=tuple(ins), rg=rg, leaf=leaf, mode=self.st.mode, **kw)
+        base = kw.get("view")
+        if base is not None:
+            while (obj := self.st.heap.get(base)) is not None and obj.view is not None:
+                base = obj.view
+            self.viewed.setdefault(base, []).append(ref.oid)
+        return ref
 
     def operands(self, values):
         out = []
@@ -296,6 +308,8 @@ class TorchModel(Cuts, Training):
                     return Const(obj.leaf)
                 return PLAIN if name in ("ndim", "is_cuda") else UNKNOWN
             return Bound(value, name, node)
+        if obj.kind == "tuple" and name in ("values", "indices") and len(obj.items) == 2:
+            return obj.items[name == "indices"]
         if obj.kind in ("instance", "module") and obj.cls is not None:
             found = self.class_attribute(obj.cls, name)
             if isinstance(found, Function):
@@ -769,12 +783,21 @@ class TorchModel(Cuts, Training):
                 return self.grad_arithmetic(node, self.flat(inputs))
             if not self.operands(inputs) and name.count(".") > 1 and not name.startswith("torch.nn.functional"):
                 return UNKNOWN
+            pair = self.paired(last, args[1:], kwargs) if name.count(".") == 1 and args else False
+            if pair is not False:
+                return self.values_and_indices(node, last, args[0]) if pair else self.unknown_result(node, args[:1], {})
             return self.operation(node, inputs, last, linear=last in LINEAR, partial=bool(inputs) and inputs[0] == UNKNOWN)
         if root in ("math", "numpy"):
             for a, n in zip(args, node.args):
                 self.use_grad(a, n)
         if root in ("math", "cmath") or (root == "numpy" and args):
             return self.escape(args, node, "math" if root != "numpy" else "numpy", last)
+        if name in ("asyncio.run", "anyio.run", "trio.run") and args:
+            return self.awaited(args[0])
+        if name in ("asyncio.create_task", "asyncio.ensure_future", "asyncio.wait_for", "asyncio.shield") and args:
+            return args[0]
+        if name == "asyncio.gather":
+            return self.new("opaque", origin="coroutine", attrs={"*awaited": self.new("list", items=tuple(map(self.awaited, args)), open=open_args)})
         if name in ("sys.exit", "os._exit"):
             self.leave()
         if name == "copy.copy" and args and self.obj(args[0]) is not None and self.obj(args[0]).kind in ("instance", "list", "dict", "tuple"):
@@ -1053,6 +1076,8 @@ class TorchModel(Cuts, Training):
             return UNKNOWN
         if obj.param and name not in ("to", "cuda", "cpu"):  # a parameter is a tensor for certain
             return self.tensor_method(ref, obj, name, args, kwargs, node)
+        if name == "run_until_complete" and args:
+            return self.awaited(args[0])
         if name in ("prepare", "setup"):
             return args[0] if len(args) == 1 else self.new("tuple", items=tuple(args))
         if name in ("to", "cuda", "cpu", "float", "double"):
@@ -1078,6 +1103,7 @@ class TorchModel(Cuts, Training):
             return Const(None)
         if name == "register_hook" or name == "register_post_accumulate_grad_hook":
             self.update(ref, hooked=True)
+            self.backward_hooks.update(id(f.node) for f in args if isinstance(f, Function))
             return UNKNOWN
         if name in ("detach_",):
             self.update(ref, leaf=True, rg=False, ins=(), grad=obj.grad)
@@ -1096,6 +1122,9 @@ class TorchModel(Cuts, Training):
             self.zeroed.update(obj.grads)
         if name.endswith("_") and not name.endswith("__"):
             return self.inplace(ref, obj, name, args, kwargs, node)
+        pair = self.paired(name, args, kwargs)
+        if pair is not False:
+            return self.values_and_indices(node, name, ref) if pair else self.unknown_result(node, [ref], {})
         if name in ("cuda", "to", "cpu", "float", "double", "half", "type") and obj.rg is False:
             new = self.operation(node, [ref], name, linear=True)
             self.st.heap[new.oid].dtype = "float" if name in ("float", "double", "half") else obj.dtype
@@ -1104,9 +1133,29 @@ class TorchModel(Cuts, Training):
         out = self.st.heap[result.oid]
         if name == "float" or name == "double":
             out.dtype = "float"
-        if name in ("chunk", "split", "unbind", "max", "min", "sort", "topk") and name not in ("max", "min"):
-            return self.new("tuple", items=(result, self.operation(node, [ref], name)), open=name != "topk")
+        if name in ("chunk", "split", "unbind", "tensor_split", "hsplit", "vsplit"):
+            return self.new("tuple", items=(result, self.operation(node, [ref], name, linear=True, view=ref.oid)), open=True)
         return result
+
+    def paired(self, name, rest, kwargs):
+        """Does a reduction return (values, indices)?  None where that depends on what can't be seen."""
+        if name in PAIRED:
+            return True
+        if name not in PAIRED_ALONG:
+            return False
+        if "dim" in kwargs or "axis" in kwargs:
+            return True
+        if not rest:
+            return False
+        if isinstance(rest[0], Number) or isinstance(rest[0], Const) and isinstance(rest[0].value, int):
+            return True
+        obj = self.obj(rest[0])
+        return False if obj is not None and obj.kind == "tensor" and obj.dtype != "int" else None
+
+    def values_and_indices(self, node, name, value):
+        """Indices are integers: a cut of the graph."""
+        indices = self.tensor(node, (), rg=False, leaf=True, dtype="int", computed=True, dead=self.leaving(node, self.operands([value]), "op", INDICES.get(name, name)))
+        return self.new("tuple", items=(self.operation(node, [value], name), indices))
 
     def container_method(self, ref, obj, name, args, kwargs, node):
         if obj.kind == "dict":
@@ -1179,6 +1228,8 @@ class TorchModel(Cuts, Training):
                 self.store_attribute(ref, args[0].value if isinstance(args[0], Const) else f"*{len(obj.attrs)}", args[1])
             return Const(None)
         if name.startswith("register_"):
+            if "backward" in name:
+                self.backward_hooks.update(id(a.node) for a in args if isinstance(a, Function))
             if name == "register_forward_hook" and args and obj.kind == "module":
                 before = self.obj(obj.attrs.get("*hooks"))
                 self.store_attribute(ref, "*hooks", self.new("list", items=(*(before.items if before is not None else ()), args[0])))
@@ -1427,6 +1478,9 @@ class TorchModel(Cuts, Training):
             other = self.obj(value)
             self.update(target, items=obj.items + (tuple(other.items) if other is not None and other.kind in ("list", "tuple", "iter") else ()), open=True)
             return
+        elif obj is not None and obj.kind == "tensor" and not isinstance(s.op, ast.MatMult):
+            self.rewritten(target, obj, lambda old: self.arithmetic(s, s.op, old, value))
+            return
         else:
             result = self.arithmetic(s, s.op, target, value)
         if isinstance(s.target, ast.Name):
@@ -1437,14 +1491,40 @@ class TorchModel(Cuts, Training):
                     self.store_attribute(v, s.target.attr, result)
 
     def inplace(self, ref, obj, name, args, kwargs, node):
-        if name in ("zero_", "fill_", "copy_", "add_", "sub_", "mul_", "div_", "normal_", "uniform_", "clamp_", "addcmul_", "addcdiv_", "random_",
-                    "trunc_normal_", "xavier_uniform_", "fill_diagonal_", "lerp_", "masked_fill_", "bernoulli_", "exponential_"):
-            stmt = self.statements[-1][1]
-            self.inplace_update(node, ref, args[0] if args else UNKNOWN, stmt)
-            parts = self.operands(args)
-            if obj.leaf and obj.rg is False and self.st.mode and any(isinstance(p, Ref) and self.obj(p).rg for p in parts):
-                self.update(ref, leaf=False, rg=True, ins=tuple(p.oid for p in parts if isinstance(p, Ref)))
+        self.inplace_update(node, ref, args[0] if args else UNKNOWN, self.statements[-1][1])
+        if name not in FILLS:
+            self.rewritten(ref, obj, lambda old: self.operation(node, [old, *args, *kwargs.values()], name[:-1]))
         return ref
+
+    def rewritten(self, ref, obj, operate):
+        """The object's value becomes what `operate` makes of the old one, under the same identity: aliases see it, too."""
+        if obj.leaf is True and obj.rg is True or self.st.mode is False and obj.rg is not False:
+            return  # it raises, or nothing is recorded of it
+        old = self.new(obj.kind)
+        self.st.heap[old.oid] = obj
+        made = self.obj(operate(old))
+        if made is None or made.kind != "tensor":
+            return
+        if made.rg is False:
+            self.update(ref, dead=capped(obj.dead | made.dead))
+            return
+        self.update(ref, leaf=made.leaf, rg=made.rg, ins=made.ins, dead=made.dead, linear=made.linear, numeric=made.numeric, added=made.added,
+                    flat=made.flat, raises=made.raises, grads=made.grads, lost=None, conversion=None, computed=True,
+                    grad=obj.grad if obj.grad != "unknown" else made.grad)
+        self.share_write(ref, made.rg)
+
+    def share_write(self, ref, rg):
+        """A write into a tensor that shares its storage with others: its base has the same history, its views may."""
+        base = ref
+        while (obj := self.obj(base)) is not None and obj.view is not None and obj.view in self.st.heap:
+            base = Ref(obj.view)
+            below = self.obj(base)
+            if below.kind == "tensor" and not (below.leaf and below.rg):
+                self.update(base, rg=rg, leaf=False if rg else None, ins=(*below.ins, ref.oid), computed=True, lost=None)
+        for oid in self.viewed.get(base.oid, ()):
+            obj = self.st.heap.get(oid)
+            if oid != ref.oid and obj is not None and obj.rg is False:
+                self.update(Ref(oid), rg=None, leaf=None)
 
     def is_trained_leaf(self, value):
         obj = self.obj(value)
@@ -1452,13 +1532,9 @@ class TorchModel(Cuts, Training):
 
     def written(self, ref, obj, value):
         """Part of a tensor is overwritten: what was written is recorded into it."""
-        parts = [p for p in self.operands([value]) if isinstance(p, Ref) and self.obj(p).kind in ("tensor", "opaque")]
-        if not parts or self.st.mode is False or obj.leaf and obj.rg:
-            return
-        rgs = [self.obj(p).rg for p in parts]
-        if any(r is not False for r in rgs):
-            rg = True if True in rgs or obj.rg else None
-            self.update(ref, rg=rg, leaf=None if rg is None else False, ins=(*obj.ins, *(p.oid for p in parts)), computed=True)
+        if any(isinstance(p, Ref) and self.obj(p).kind in ("tensor", "opaque") for p in self.operands([value])):
+            node = self.statements[-1][1]
+            self.rewritten(ref, obj, lambda old: self.operation(node, [old, value], "", linear=True))
 
     def updates_by_gradient(self, ref, value, stmt):
         """In a function that nobody is seen to call: does the statement use the parameter's own gradient, and does nothing
@@ -1635,7 +1711,7 @@ class TorchModel(Cuts, Training):
             anything = any(self.st.heap[i].partial or self.from_nowhere(self.st.heap[i]) for i in reached) or any(not isinstance(p, (Ref, Number)) or isinstance(p, Ref) and self.obj(p).kind == "opaque" and self.obj(p).origin != "result"
                            for p in loss_parts)
             for oid, obj in self.st.heap.objects():
-                if obj.kind == "tensor" and obj.grad == "none" and obj.leaf and obj.rg and oid not in reached and (
+                if obj.kind == "tensor" and obj.grad == "none" and obj.leaf and obj.rg is not False and oid not in reached and (
                         anything or oid in fed):
                     self.update(Ref(oid), grad="unknown")
         if event.inputs is not None:
@@ -1648,6 +1724,8 @@ class TorchModel(Cuts, Training):
             certain = reached[oid]
             if obj.kind == "tensor" and obj.leaf and obj.rg:
                 self.update(Ref(oid), grad="set" if certain else ("unknown" if obj.grad != "set" else "set"), cleared=None)
+            elif obj.kind == "tensor" and obj.leaf is not False and obj.rg is None and obj.grad == "none":
+                self.update(Ref(oid), grad="unknown")
             elif obj.kind == "tensor" and obj.leaf is not True and obj.retained:
                 self.update(Ref(oid), grad="set")
             elif obj.kind == "module":
@@ -1676,9 +1754,15 @@ class TorchModel(Cuts, Training):
     def checkpoint(self, node, args, kwargs, open_args):
         """A re-entrant checkpoint whose inputs need no gradient returns what needs none, whatever the block trains."""
         given = {k: v for k, v in kwargs.items() if k not in ("use_reentrant", "preserve_rng_state", "context_fn", "determinism_check", "debug")}
-        result = self.call(args[0], args[1:], given, node, open_args)
-        inputs = [self.obj(p) for p in self.operands([*args[1:], *given.values()]) if isinstance(p, Ref)]
         reentrant = kwargs.get("use_reentrant", Const(True)) == Const(True)
+        mode = self.st.mode
+        if reentrant:  # the block runs with grad mode off, and once more with it on
+            self.st.mode = None
+        result = self.call(args[0], args[1:], given, node, open_args)
+        self.st.mode = mode
+        inputs = [self.obj(p) for p in self.operands([*args[1:], *given.values()]) if isinstance(p, Ref)]
+        if reentrant and any(o.rg is True for o in inputs) and mode is True and self.obj(result) is not None and self.obj(result).kind == "tensor":
+            return self.tensor(node, (result.oid,), rg=True, leaf=False, computed=True)
         if not reentrant or open_args or not inputs or any(o.rg is not False for o in inputs) or self.obj(result) is None:
             return result
         return self.tensor(node, (result.oid,), rg=False, leaf=True, dead=self.leaving(node, [result], "checkpoint"), computed=True)
