@@ -401,7 +401,7 @@ def apply(
         from gradfix.interactive import Chooser
 
         tint = tinted if wants_color(sys.stdout) else str
-        session.settings.wanted = Chooser(session.settings, _show, sys.stdin.readline, tint)
+        session.settings.wanted = Chooser(session.settings, _show, _answer, tint)
         session.format = output_format.value if output_format is not None else "concise"  # what is left was seen at length
     runner = session.runner()
     try:
@@ -459,6 +459,13 @@ def _write(session: Session, before: dict[str, bytes], after: dict[str, bytes]) 
 def _show(text: str) -> None:
     Out(sys.stdout).write(text)
     sys.stdout.flush()
+
+
+def _answer() -> str:
+    line = sys.stdin.readline()
+    if not sys.stdin.isatty():
+        _show(line)  # nothing else shows it
+    return line
 
 
 def write_reason(error: OSError) -> str:

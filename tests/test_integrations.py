@@ -13,7 +13,8 @@ import jsonschema
 import pytest
 import yaml
 from markdown_it import MarkdownIt
-from review_support import git
+from review_support import GitHub, git
+from test_review import FIRST, SECOND, repository
 
 ROOT = Path(__file__).parent.parent
 WRONG = "import torch\n\nw = torch.zeros(3, requires_grad=True)\nh = w * 2\nh.sum().backward()\nprint(h.grad)\n"
@@ -151,7 +152,7 @@ def act(tmp_path):
     work = tmp_path / "work"
     work.mkdir()
 
-    def run(**inputs):
+    def run(more=(), **inputs):
         made = action()
         values = {name: inputs.pop(name, entry["default"]) for name, entry in made["inputs"].items()}
         assert not inputs
@@ -160,7 +161,7 @@ def act(tmp_path):
         assert "${{" not in step["run"]  # what a stranger may write is never part of a script
         done = subprocess.run(
             [shell, "--noprofile", "--norc", "-eo", "pipefail", "-c", step["run"]], cwd=work, capture_output=True, text=True,
-            env=environment(tmp_path, RUNNER_TEMP=str(tmp_path / "temp"), **env), timeout=120,
+            env=environment(tmp_path, RUNNER_TEMP=str(tmp_path / "temp"), **env, **dict(more)), timeout=120,
         )  # fmt: skip
         return done.returncode, done.stdout, done.stderr
 
@@ -182,6 +183,25 @@ def test_the_action_reviews(act):
     _, run = act
     code, _, said = run(mode="review")
     assert code == 2 and "GITHUB_REPOSITORY" in said
+
+
+def test_the_action_posts(act, tmp_path):
+    work, run = act
+    repository(work, FIRST, SECOND)
+    server = GitHub(work, "main", "change")
+    try:
+        event = tmp_path / "event.json"
+        event.write_text(json.dumps({"pull_request": {"number": 7}}))
+        more = {"GITHUB_REPOSITORY": "o/r", "GITHUB_API_URL": server.url, "GITHUB_EVENT_PATH": str(event)}
+        server.may_write = False
+        code, out, said = run(more, mode="review", token="secret", args="--isolated -j1")
+        assert code == 1 and out.count("::error file=train.py,") == 2 and not server.posted
+        server.may_write = True
+        code, out, said = run(more, mode="review", token="secret", args="--isolated -j1")
+        assert (code, out) == (1, "") and said.splitlines()[-1] == "Posted 1 comment."
+        assert [(c["path"], c["line"]) for c in server.posted] == [("train.py", 12)]
+    finally:
+        server.close()
 
 
 # --------------------------------------------------------------------------- GitLab
