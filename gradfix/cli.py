@@ -658,6 +658,9 @@ def review(
     pull_request: Annotated[Optional[int], typer.Option("--pull-request", min=1, metavar="N", help="With --post: its number, where the environment does not say.")] = None,
     outdated: Annotated[Outdated, typer.Option("--outdated", help="With --post: comments on what is no longer found.")] = Outdated.leave,
     unsafe_fixes: Annotated[bool, typer.Option("--unsafe-fixes/--no-unsafe-fixes", help="Suggest unsafe fixes too.")] = False,
+    verify: Annotated[bool, typer.Option("--verify", help="Run the scripts; suggest only fixes that prove right.  This runs the code under review.")] = False,
+    verify_command: Annotated[Optional[str], typer.Option("--verify-command", metavar="COMMAND", help="Judge by this command, run in a copy.")] = None,
+    timeout: Annotated[float, typer.Option("--timeout", metavar="SECONDS", min=0.1, help="Time limit of one run of --verify.")] = 60.0,
     select: Select = None,
     ignore: Ignore = None,
     extend_select: ExtendSelect = None,
@@ -678,8 +681,9 @@ def review(
 
     given = {**locals(), "output_format": None, "statistics": False, "stdin_filename": None}
     options = command.Options(
-        base, diff, filter.value, output_format.value, post and post.value, stored, pull_request, outdated.value
-    )
+        base, diff, filter.value, output_format.value, post and post.value, stored, pull_request, outdated.value,
+        verify or verify_command is not None, verify_command, timeout,
+    )  # fmt: skip
     try:
         command.check_options(options)
         if stored is not None:

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import re
+import sys
 import types
 from pathlib import Path
 
@@ -403,6 +404,34 @@ def test_a_broken_suggestion_is_noticed(repo, review, monkeypatch, module, name,
     monkeypatch.setattr(module, name, broken)
     with pytest.raises((AssertionError, IndexError)):
         clicks_give_what_apply_gives(root, review, "--unsafe-fixes")
+
+
+RUNS = "import pathlib\n\npathlib.Path(__file__).with_name('ran').touch()\n"
+
+
+def test_only_verify_runs_the_code_and_suggests_what_proves_right(repo, review):
+    right = TRAIN.replace("loss.backward()\n", SHOW) + RUNS
+    wrong = "import no_such_module\n" + right
+    files = {"train.py": right, "wrong.py": wrong}
+    root = repo({"model.py": MODEL}, files)
+    made = github_payload(review, "--base", "main")
+    assert all("```suggestion" in c["body"] for c in made["comments"]) and not (root / "ran").exists()
+    done = review("--base", "main", "--verify", "--output-format", "github")
+    assert "gradfix review --verify runs your scripts" in done.err and "not proven: wrong.py:" in done.err
+    bodies = {c["path"]: c["body"] for c in json.loads(done.out)["comments"]}
+    assert "```suggestion" in bodies["train.py"] and "```suggestion" not in bodies["wrong.py"]
+    assert "The fix did not prove right (" in bodies["wrong.py"] and "+out.retain_grad()" in bodies["wrong.py"]
+    found = json.loads(review("--base", "main", "--verify", "--output-format", "rdjson").out)["diagnostics"]
+    assert [(d["location"]["path"], "suggestions" in d) for d in found] == [("train.py", True), ("wrong.py", False)]
+
+
+def test_verify_by_a_command(repo, review):
+    repo()
+    command = f"{sys.executable} -c 'import train'"
+    done = review("--base", "main", "--verify-command", command, "--output-format", "github")
+    assert done.code == 1 and any("```suggestion" in c["body"] for c in json.loads(done.out)["comments"])
+    done = review("--base", "main", "--verify-command", "false", "--output-format", "github")
+    assert not any("```suggestion" in c["body"] for c in json.loads(done.out)["comments"])
 
 
 def lesson(*cells: str) -> str:

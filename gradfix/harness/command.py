@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import shlex
@@ -10,7 +11,7 @@ from collections.abc import Sequence
 
 import typer
 
-from gradfix.findings import Verdict, place
+from gradfix.findings import Finding, Verdict, place
 from gradfix.harness.align import Difference
 from gradfix.harness.judge import Judgement
 from gradfix.harness.project import Proof, Verification, is_script
@@ -119,23 +120,39 @@ def verify_command(session, command: Sequence[str], timeout: float, tolerance: f
     return 2 if session.problems or rewriter.problems else exit_code([judgement], strict)
 
 
-def apply_verified(session, runner, command: str | None, timeout: float):
-    """What `apply --verify` may write: the outcome of the rewrites that stay, and the number of those that don't."""
+def kept(session, rewriter: Rewriter, name: str, command: str | None, timeout: float):
+    """The rewrites that stay, and those that don't, with the evidence."""
     from gradfix.harness.suite import Command
 
     limits = Limits(timeout=timeout)
+    with Runs(session.jobs) as runs:
+        scripts = [p for p in session.files if is_script(text_of(p, data_of(rewriter.original, p)))]
+        work = Verification(rewriter, scripts, runs, limits)
+        if work.everything.after and not session.quiet:
+            what = f"`{command}` in a copy of the project" if command else "your scripts"
+            say(f"gradfix {name} --verify runs {what}, before and after the rewrite.")
+        if command is not None and work.everything.after:
+            judge = Command(shlex.split(command), list(work.everything.after), timeout)
+            work.judge = lambda done: judge.prove(done.before, done.after, done.rewrites)
+        return work.keep()
+
+
+def unproven(session, runner, findings: Sequence[Finding], project, command: str | None, timeout: float) -> dict[Finding, str]:
+    """Those of `findings` whose fixes, made together, do not prove right, and why not."""
+    rewriter = Rewriter(session.files, session.settings, runner)
+    keys = {rewriter.key(f, project): f for f in findings if f.fix is not None}
+    chosen = dataclasses.replace(session.settings, wanted=lambda f, project: rewriter.key(f, project) in keys)
+    rewriter.settings = chosen
+    done, refused = kept(session, rewriter, "review", command, timeout)
+    why = {rewrite.key: f"{judged.verdict.value}: {judged.reason}" for rewrite, judged in refused}
+    proven = {rewrite.key for rewrite in done.rewrites}
+    return {f: why.get(key, "it can't be made") for key, f in keys.items() if key not in proven}
+
+
+def apply_verified(session, runner, command: str | None, timeout: float):
+    """What `apply --verify` may write: the outcome of the rewrites that stay, and the number of those that don't."""
     try:
-        with Runs(session.jobs) as runs:
-            rewriter = Rewriter(session.files, session.settings, runner)
-            scripts = [p for p in session.files if is_script(text_of(p, data_of(rewriter.original, p)))]
-            work = Verification(rewriter, scripts, runs, limits)
-            if work.everything.after and not session.quiet:
-                what = f"`{command}` in a copy of the project" if command else "your scripts"
-                say(f"gradfix apply --verify runs {what}, before and after the rewrite.")
-            if command is not None and work.everything.after:
-                judge = Command(shlex.split(command), list(work.everything.after), timeout)
-                work.judge = lambda done: judge.prove(done.before, done.after, done.rewrites)
-            done, refused = work.keep()
+        done, refused = kept(session, Rewriter(session.files, session.settings, runner), "apply", command, timeout)
     except HarnessError as error:
         from gradfix.engine import Applied, Result
         from gradfix.findings import Problem

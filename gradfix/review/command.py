@@ -5,10 +5,10 @@ from __future__ import annotations
 import importlib
 import json
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from gradfix import engine
-from gradfix.findings import Finding, Problem
+from gradfix.findings import Finding, Problem, place
 from gradfix.review import ReviewError, changes, comments, payload, select, stored
 from gradfix.review.posting import NotPosted
 from gradfix.source import SourceError, read_bytes
@@ -24,6 +24,9 @@ class Options:
     stored: str | None = None  # a payload made elsewhere
     number: int | None = None  # of the pull or merge request
     outdated: str = "leave"
+    verify: bool = False
+    verify_command: str | None = None
+    timeout: float = 60.0
 
 
 @dataclass
@@ -31,6 +34,7 @@ class Outcome:
     result: engine.Result  # its findings are those that the change introduces
     all_findings: list[Finding]
     problems: list[Problem]
+    unproven: dict[Finding, str] = field(default_factory=dict)  # findings whose fixes did not prove right, and why
     text: str | None = None  # for stdout; None: the findings themselves, in the format `report_as`
     report_as: str = "full"
     notes: tuple[str, ...] = ()  # for stderr
@@ -59,6 +63,8 @@ def check_options(options: Options) -> None:
         raise ReviewError("--from needs --post")
     if options.stored and (options.base or options.diff):
         raise ReviewError("--from goes with neither --base nor --diff: what it holds is chosen already")
+    if options.stored and options.verify:
+        raise ReviewError("--from posts what is there: --verify belongs to the job that makes it")
     if not (options.base or options.diff or options.post):
         raise ReviewError("a review needs a change: --base REV (such as origin/main) or --diff FILE")
 
@@ -104,6 +110,8 @@ def review(session, options: Options, runner) -> Outcome:
     found = [engine.with_settings(f, session.settings) for f in found]
     outcome = Outcome(replace(result, findings=found), result.findings, problems)
 
+    if options.verify:
+        outcome.unproven = _unproven(session, options, outcome, runner)
     if options.post:
         if request is not None:
             try:
@@ -116,13 +124,34 @@ def review(session, options: Options, runner) -> Outcome:
         outcome.report_as = "github" if options.post == "github" else "full"
         return outcome
     if options.format in ("github", "gitlab"):
-        made = comments.build(outcome.all_findings, outcome.result, change, session.settings, runner)
+        made = comments.build(outcome.all_findings, outcome.result, change, session.settings, runner, outcome.unproven)
         outcome.text = json.dumps(getattr(payload, options.format)(made), indent=2, ensure_ascii=True) + "\n"
     elif options.format == "rdjson":  # who reads it offers each fix by a click
         outcome.report_as = "rdjson"
-        clickable = [f if _may_click(f, session.settings) else replace(f, fix=None) for f in found]
+        clickable = [
+            f if _may_click(f, session.settings) and f not in outcome.unproven else replace(f, fix=None) for f in found
+        ]
         outcome.result = replace(outcome.result, findings=clickable)
     return outcome
+
+
+def _unproven(session, options: Options, outcome: Outcome, runner) -> dict[Finding, str]:
+    """Runs the code under review."""
+    from gradfix.harness import command
+    from gradfix.harness.run import HarnessError
+
+    found, project = outcome.result.findings, outcome.result.project
+    offered = [f for f in found if f.fix is not None and _may_click(f, session.settings)]
+    if not offered:
+        return {}
+    try:
+        why = command.unproven(session, runner, offered, project, options.verify_command, options.timeout)
+    except HarnessError as error:
+        outcome.problems.append(Problem(".", str(error)))
+        return dict.fromkeys(offered, "it could not be tried")
+    for f in why if not session.quiet else ():
+        command.say(f"not proven: {place(f.path, f.cell, f.span.row)} {f.code} {f.name}: {why[f]}")
+    return why
 
 
 def _may_click(finding: Finding, settings) -> bool:
@@ -133,7 +162,7 @@ def _post(request, options: Options, outcome: Outcome, settings, change: changes
     """Post what is not there yet.  Lines that say what happened."""
     # Comments can stand only where the platform's own diff has lines, and where those are the lines that were analysed.
     theirs, strange = select.fitting(request.changes(change.root))
-    made = comments.build(outcome.all_findings, outcome.result, theirs, settings, runner)
+    made = comments.build(outcome.all_findings, outcome.result, theirs, settings, runner, outcome.unproven)
     current = {item.fingerprint for item in made.items}
     known = request.posted()
     made.comments = [c for c in made.comments if any(i.fingerprint not in known for i in c.items)]

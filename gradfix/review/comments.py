@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
 from gradfix import engine, fingerprints
 from gradfix.findings import Finding
@@ -49,8 +51,18 @@ class Review:
         return [item for comment in self.comments for item in comment.items] + self.elsewhere
 
 
-def build(all_findings: list[Finding], result, changes: Changes, settings, runner) -> Review:
-    """`result` has the findings under review, with their fixes as the settings want them (`engine.with_settings`)."""
+def build(
+    all_findings: list[Finding],
+    result,
+    changes: Changes,
+    settings,
+    runner,
+    unproven: Mapping[Finding, str] = MappingProxyType({}),
+) -> Review:
+    """`result` has the findings under review, with their fixes as the settings want them (`engine.with_settings`).
+
+    `unproven` are those whose fixes are no suggestions, and why.
+    """
     fixes = Fixes(result.project)
     fixes.prepare(result.findings, runner)
     items = _items(result.findings, fixes, changes.root)
@@ -64,13 +76,16 @@ def build(all_findings: list[Finding], result, changes: Changes, settings, runne
             item.note = "The fix is unsafe: check that this is what you mean."
         elif _spreads(item.finding):
             item.note = "The fix touches more than one file, so it can't be a suggestion."
+        elif item.finding in unproven:
+            item.note = f"The fix did not prove right ({unproven[item.finding]}), so it is no suggestion."
         elif fix.edits[0].path in changes.by_path and item.diff:
             waiting.setdefault(fix.edits[0].path, []).append(item)
         else:
             item.note = "The fix lies outside of the diff, so it can't be a suggestion."
     review = Review(changes)
     if waiting:
-        after = _apply(all_findings, result, changes.root, settings, runner)
+        offered = [f for f in result.findings if f not in unproven]
+        after = _apply(all_findings, offered, result, changes.root, settings, runner)
         for path, group in waiting.items():
             review.comments += _suggestions(path, group, fixes, after.get(path), changes.by_path[path])
     placed = {id(item) for comment in review.comments for item in comment.items}
@@ -92,9 +107,9 @@ def _spreads(finding: Finding) -> bool:
     return len({edit.path for edit in finding.fix.edits}) > 1
 
 
-def _apply(all_findings: list[Finding], result, root: str, settings, runner) -> dict[str, bytes]:
-    """What `apply` makes of the files, if all it sees are the findings under review and what comes of their fixes."""
-    reviewed = {_place(f) for f in result.findings}
+def _apply(all_findings: list[Finding], offered: list[Finding], result, root: str, settings, runner) -> dict[str, bytes]:
+    """What `apply` makes of the files, if all it sees are the findings whose fixes are offered and what comes of those."""
+    reviewed = {_place(f) for f in offered}
     others = [f for f in all_findings if _place(f) not in reviewed]
     known = Counter(keys(others, result.project, root))
     rounds = 0
