@@ -48,6 +48,8 @@ class Compared:
 
 
 def read(path: str) -> Counter[Key]:
+    if os.path.exists(path) and not os.path.isfile(path):  # a device may never end
+        raise BaselineError(f"{path}: is no file")
     try:
         content = msgspec.json.decode(read_bytes(path), type=Content)
     except SourceError as error:

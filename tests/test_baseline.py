@@ -1,6 +1,7 @@
 """`check --baseline`: known findings are left out, whatever lines they move to; what is gone is said."""
 
 import json
+import os
 
 import pytest
 from shell_support import write
@@ -154,6 +155,10 @@ def test_bad_usage(gradfix, tmp_path):
     assert gradfix("--baseline", "x", "--write-baseline", "y")[0] == 2
     code, _, said = gradfix("--write-baseline", "no/such/folder.json")
     assert code == 2 and said == "error: no/such/folder.json: no such file or directory\n"
+    for path in (".", "/dev/zero"):
+        for option in ("--baseline", "--write-baseline"):
+            if os.path.exists(path):
+                assert gradfix(option, path)[::2] == (2, f"error: {path}: is no file\n")
 
 
 def test_other_formats_leave_known_findings_out_too(gradfix, tmp_path):
