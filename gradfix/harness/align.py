@@ -246,8 +246,8 @@ def compare_forgiven(
                 if is_named(name):
                     out.append(Difference("end", name, "vanished", None, held.value))
                 continue
-            if held.leaf and other.leaf and held.requires_grad and not other.requires_grad:
-                out.append(Difference("requires_grad", name, "lost"))
+            if held.leaf and other.leaf and held.requires_grad != other.requires_grad:
+                out.append(Difference("requires_grad", name, "gained" if other.requires_grad else "lost"))
             if not close(held.value, other.value, tolerance):
                 out.append(Difference("value", name, "changed", None, held.value, other.value))
             if other.grad is not None and held.grad is not None and not alike(held.grad, other.grad, tolerance):
@@ -264,27 +264,27 @@ def plain_difference(meant: Record, seen: Record, doubt: Record | None = None) -
         other = seen.plain.get(name)
         if other is None and name in seen.end:  # a tensor where a number is meant, or the other way round
             continue
-        unsure = doubt.plain.get(name) if doubt is not None else text
-        if unsure is None or (other is None and unsure != text):
-            continue
-        if other is None or not holds(_WORD.findall(text), _WORD.findall(unsure), _WORD.findall(other)):
+        unsure = doubt.plain.get(name, "") if doubt is not None else text
+        if not same_text(text, unsure, other or ""):
             return name
     return None
 
 
 def same_lines(meant: Record, seen: Record, doubt: Record | None = None) -> bool:
-    """Does it print what is meant, in that order, wherever that is certain?"""
-    unsure = doubt if doubt is not None else meant
-    return holds(*[record.stdout.splitlines() for record in (meant, unsure, seen)])
+    """Does it print what is meant, wherever that is certain?"""
+    return same_text(meant.stdout, meant.stdout if doubt is None else doubt.stdout, seen.stdout)
 
 
-def holds(meant: list[str], unsure: list[str], seen: list[str]) -> bool:
-    """Is `seen` as meant?  Where `unsure` differs only what the two share has to be there, in that order."""
+def same_text(meant: str, unsure: str, seen: str) -> bool:
+    """Is `seen` as meant?  Where `unsure` differs, the fractions that the two share have to be there, in that order."""
     if meant == unsure:
-        return len(meant) == len(seen) and all(map(same_output, meant, seen))
-    blocks = difflib.SequenceMatcher(None, meant, unsure, autojunk=False).get_matching_blocks()
-    others = iter(seen)
-    return all(any(same_output(part, other) for other in others) for m in blocks for part in meant[m.a : m.a + m.size])
+        return same_output(meant, seen)
+    if max(len(meant), len(unsure), len(seen)) > MOST_COMPARED:
+        return True
+    a, b, others = [FRACTION.findall(text) for text in (meant, unsure, seen)]
+    blocks = difflib.SequenceMatcher(None, a, b, autojunk=False).get_matching_blocks()
+    rest = iter(others)
+    return all(any(same_output(part, other) for other in rest) for m in blocks for part in a[m.a : m.a + m.size])
 
 
 def alike(meant: Value | None, value: Value | None, tolerance) -> bool:
@@ -296,7 +296,8 @@ def alike(meant: Value | None, value: Value | None, tolerance) -> bool:
 
 
 VARIES = re.compile(r"0x[0-9a-f]+|, requires_grad=True|, grad_fn=<[^>]*>")
-_WORD = re.compile(r"[^\s,()]+")
+FRACTION = re.compile(r"(?<![\w.])[-+]?(?:\d+\.\d*|\.\d+)(?:e[-+]?\d+)?(?!\w)")
+MOST_COMPARED = 100_000  # characters of two outputs that are searched for what they share
 NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?|\bnan\b|\binf\b", re.IGNORECASE)
 
 

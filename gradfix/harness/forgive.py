@@ -23,7 +23,7 @@ from gradfix.harness.trace import Event
 
 INPLACE_ON_LEAF = ("a leaf Variable that requires grad", "a view of a leaf Variable that requires grad")
 ONLY_FLOATS = "floating point"
-NO_INDEX = "invalid index of a 0-dim tensor"
+NOT_USED = "appears to not have been used in the graph"
 NO_TRUTH = "Boolean value of Tensor with more than one value"
 WRAPS = {"tensor", "as_tensor", "Tensor", "FloatTensor", "DoubleTensor", "Variable"}
 
@@ -65,7 +65,7 @@ class ForgivingRecorder(Recorder):
 
         for name, function in (
             ("leaf", self.leaf), ("rebind", self.rebind), ("late", self.put_off), ("spell", self.spell),
-            ("register", self.register), ("rewrap", self.rewrap), ("Skip", Skip),
+            ("register", self.register), ("rewrap", self.rewrap), ("element", self.element), ("Skip", Skip),
         ):  # fmt: skip
             setattr(builtins, f"__gradfix_{name}__", function)
         self.mode = Forgiving(self)
@@ -85,8 +85,7 @@ class ForgivingRecorder(Recorder):
             self.record.skipped = True
             if self.skips and self.compiled_here(frame):
                 raise Skip
-            with torch.no_grad(), torch._C.DisableTorchFunction():
-                value = torch.full_like(tensor, float(self.spec.none == "ones")).as_subclass(torch.Tensor)
+            value = self.filled(tensor)
             supplied = True
             self.absent[id(tensor)] = tensor
             self.note("a gradient that is `None` counts as zeros")
@@ -100,6 +99,23 @@ class ForgivingRecorder(Recorder):
         finally:
             self.on = True
         return value
+
+    def grad(self, outputs, inputs, args, kwargs):
+        try:
+            return super().grad(outputs, inputs, args, kwargs)
+        except RuntimeError as error:
+            if NOT_USED not in str(error) or not self.named_row(self.frame()):
+                raise
+        self.note("a gradient that is `None` counts as zeros")
+        self.record.skipped = True
+        result = super().grad(outputs, inputs, args, {**kwargs, "retain_graph": True, "allow_unused": True})
+        given = [inputs] if isinstance(inputs, torch.Tensor) else inputs
+        return tuple(self.filled(t) if g is None else g for t, g in zip(given, result))
+
+    def filled(self, tensor):
+        """What counts as the gradient of a tensor that has none."""
+        with torch.no_grad(), torch._C.DisableTorchFunction():
+            return torch.full_like(tensor, float(self.spec.none == "ones")).as_subclass(torch.Tensor)
 
     def before_backward(self, tensors, leaves, frame, args, kwargs):
         self.settle(self.stepped or self.spec.until == "backward")
@@ -220,6 +236,13 @@ class ForgivingRecorder(Recorder):
         self.note("a tensor made of others stays connected to them")
         return joined.to(kwargs["dtype"]) if "dtype" in kwargs else joined
 
+    def element(self, value, index):
+        """The only element of a tensor or array without dimensions may be indexed."""
+        if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):
+            self.note("the only element of a tensor may be indexed")
+            return value.item()
+        return value[index]
+
     # ---- compiling
 
     @property
@@ -228,8 +251,7 @@ class ForgivingRecorder(Recorder):
 
     def changes(self, path: str) -> bool:
         path = self.path_of(path)
-        tables = (self.spec.rows, self.spec.leaf, self.spec.rebind, self.spec.late, self.spec.register, self.spec.rewrap)
-        return any(path in table for table in tables)
+        return path in self.spec.rows
 
     def compiled_here(self, frame) -> bool:
         return self.changes(frame.f_code.co_filename)
@@ -240,8 +262,8 @@ class ForgivingRecorder(Recorder):
         mine = self.path_of(path)
         tree = ast.parse(source, path)
         self.loops[mine] = _loops_around(tree, self.rows.get(mine, set()))
-        tables = (self.spec.leaf, self.spec.rebind, self.spec.late, self.spec.register, self.spec.rewrap)
-        tree = _Statements(*[set(table.get(mine, ())) for table in tables]).visit(tree)
+        names = ("leaf", "rebind", "late", "register", "rewrap", "scalar")
+        tree = _Statements(**{name: set(getattr(self.spec, name).get(mine, ())) for name in names}).visit(tree)
         if self.skips:
             tree = _Skips(self.rows.get(mine, set()), self.spec.none).visit(tree)
         return compile(ast.fix_missing_locations(tree), path, "exec", dont_inherit=True)
@@ -302,8 +324,9 @@ def _misspelt(name: str) -> bool:
 
 
 class _Statements(ast.NodeTransformer):
-    def __init__(self, leaf, rebind, late, register, rewrap):
-        self.leaf, self.rebind, self.late, self.register, self.rewrap = leaf, rebind, late, register, rewrap
+    def __init__(self, leaf, rebind, late, register, rewrap, scalar):
+        self.leaf, self.rebind, self.late = leaf, rebind, late
+        self.register, self.rewrap, self.scalar = register, rewrap, scalar
 
     def _rows(self, node, rows) -> bool:
         return any(node.lineno <= row <= node.end_lineno for row in rows)
@@ -324,6 +347,12 @@ class _Statements(ast.NodeTransformer):
             told.lineno = told.end_lineno = last.end_lineno
             told.col_offset = told.end_col_offset = last.col_offset
             node.body.append(told)
+        return node
+
+    def visit_Subscript(self, node):
+        node = self.generic_visit(node)
+        if isinstance(node.ctx, ast.Load) and self._rows(node, self.scalar):
+            return ast.copy_location(_call("element", node.value, node.slice), node)
         return node
 
     def visit_Call(self, node):
@@ -385,6 +414,8 @@ class _Statements(ast.NodeTransformer):
         if self._rows(node, self.leaf) and isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute):
             if _misspelt(call.func.attr.rstrip("_")):
                 call.func.attr = "requires_grad_"
+            elif call.func.attr in ("append", "insert", "add") and call.args:
+                call.args[-1] = _call("leaf", _thunk(call.args[-1]), ast.Constant(False))
         return self.generic_visit(node)
 
 
@@ -431,7 +462,7 @@ class Forgiving(TorchFunctionMode):
         state = torch.get_rng_state() if kwargs.get("requires_grad") else None
         try:
             result = function(*args, **kwargs)
-        except (RuntimeError, IndexError) as error:
+        except RuntimeError as error:
             if state is not None:
                 torch.set_rng_state(state)
             result = self.instead(error, function, args, kwargs)
@@ -460,9 +491,6 @@ class Forgiving(TorchFunctionMode):
             self.recorder.note("a leaf is updated in place")
             with torch.no_grad():
                 return function(*args, **kwargs)
-        if NO_INDEX in text:
-            self.recorder.note("the only element of a tensor may be indexed")
-            return args[0].item()
         if NO_TRUTH in text and self.recorder.tests_truth(frame):
             self.recorder.note("a gradient that is there counts as true")
             return True

@@ -190,6 +190,7 @@ def verdict(
 
     if after.error is not None and before.error is not None:
         same_place = before.error.type == after.error.type and lines.old(before.error.place) == lines.new(after.error.place)
+        same_place = same_place and same_output(before.error.message, after.error.message)
         meant = usable and forgiven.error is not None and (forgiven.error.type, lines.old(forgiven.error.place)) == (
             after.error.type, lines.new(after.error.place))  # fmt: skip
         if same_place and meant and names_row(rewrites, script, before.error):

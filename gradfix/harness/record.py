@@ -57,24 +57,39 @@ class Values:
     def of(self, tensor) -> Value | None:
         if tensor is None:
             return None
-        with torch.no_grad(), torch._C.DisableTorchFunction():
+        with torch._C.DisableTorchFunction():
             t = tensor.detach()
-            if t.layout is not torch.strided:
-                t = t.to_dense()
-            if t.is_quantized:
-                t = t.dequantize()
-            name = str(t.dtype).removeprefix("torch.")
-            shape = list(t.shape)
-            t = t.resolve_conj().resolve_neg().cpu().contiguous()
-            total, norm = 0.0, 0.0
-            if t.numel() > SMALL:
-                numbers = t.abs() if t.is_complex() else t
-                total, norm = numbers.double().sum().item(), numbers.double().norm().item()
-            raw = t.reshape(-1).view(torch.uint8).numpy().tobytes() if t.numel() else b""
-        if len(raw) <= 8 * SMALL and self.left > len(raw):
-            self.left -= len(raw)
-            return Value(name, shape, raw, b"", total, norm)
-        return Value(name, shape, None, hashlib.blake2b(raw, digest_size=16).digest(), total, norm)
+            if t.layout is not torch.strided or t.is_quantized or t.is_complex() or t.is_neg() or t.device.type != "cpu":
+                t = _on_cpu(t)
+            size = t.numel()
+            raw = t.contiguous().view(-1).view(torch.uint8).numpy() if size else b""
+            name, shape = _names[t.dtype], list(t.shape)
+            if size <= SMALL and self.left > len(raw):
+                self.left -= len(raw)
+                return Value(name, shape, bytes(raw), b"", 0.0, 0.0)
+            numbers = (t.abs() if t.is_complex() else t).double()
+            digest = hashlib.sha1(raw, usedforsecurity=False).digest()  # the fastest that most processors help with
+            return Value(name, shape, None, digest, numbers.sum().item(), torch.linalg.vector_norm(numbers).item())
+
+
+def _on_cpu(t):
+    """Any tensor as a plain one in main memory."""
+    if t.layout is not torch.strided:
+        t = t.to_dense()
+    if t.is_quantized:
+        t = t.dequantize()
+    return t.resolve_conj().resolve_neg().cpu()
+
+
+class _Names(dict):
+    """`float32` for `torch.float32`, worked out once."""
+
+    def __missing__(self, dtype):
+        self[dtype] = str(dtype).removeprefix("torch.")
+        return self[dtype]
+
+
+_names = _Names()
 
 
 # -------------------------------------------------------------------------- names

@@ -27,6 +27,7 @@ FORGIVES = {
     "unregistered-parameter": "register",
     "tensor-rewrap": "rewrap",
     "grad-truthiness": "truth",
+    "legacy-scalar-index": "scalar",
 }
 
 
