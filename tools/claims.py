@@ -176,6 +176,11 @@ class Claiming(Interpreter):
                 self.claims.setdefault(place(node), Counter())[self.belief(value)] += 1
         return value
 
+    def compare_test(self, node):
+        if isinstance(node.left, ast.Name):  # `g is None` is decided without a look at `g`
+            self.eval(node.left)
+        return super().compare_test(node)
+
     def belief(self, value) -> tuple:
         """(tensor, leaf, requires grad, grad is None, grad mode), each of them three-valued, and whether the program calls it so."""
         beliefs = {self.believe(v) for v in values_of(value)}

@@ -533,7 +533,8 @@ class Interpreter(tm.TorchModel):
 
     def loop(self, s, turns, test=None, exact=False):
         self.loops.append(([], [], s, len(self.st.backwards), exact))
-        start = dict(self.st.frame.vars)
+        turns = list(turns)
+        start, first, before = dict(self.st.frame.vars), self.next_oid, None
         for number, value in enumerate(turns):
             if self.st is None:
                 break
@@ -551,11 +552,20 @@ class Interpreter(tm.TorchModel):
             for st in continues:
                 self.st = join_states(self.st, st)
             continues.clear()
+            if not exact and 1 < len(turns) <= number + 2 and len(turns) < 4 and self.st is not None and len(self.st.backwards) > self.loops[-1][3]:
+                now = self.leaves_made_before(first)
+                if before is not None and now != before:
+                    turns.append(turns[-1])  # what backward left is not stable yet
+                before = now
         breaks, *_ = self.loops.pop()
         if self.st is not None and s.orelse:
             self.block(s.orelse)
         for st in breaks:
             self.st = join_states(self.st, st)
+
+    def leaves_made_before(self, first):
+        """What is known of the leaves that are older than `first`."""
+        return {oid: (obj.grad, obj.leaf, obj.rg) for oid, obj in self.st.heap.objects() if oid < first and obj.kind == "tensor" and obj.leaf is not False}
 
     def widen(self, start):
         """Numbers that the first turn changed are any number from the second turn on."""

@@ -142,6 +142,8 @@ class TorchModel(Cuts, Training):
             source = self.st.heap[live[0]]
             lost = live[0] if source.leaf else source.lost
         dead = self.leaving(node, parts, "no-grad") if rg is False else frozenset()
+        if rg is False and True in rgs and (view is not None or table is not None and table.view):
+            rg = None  # a view of a base that requires grad says that it does, too, although nothing is recorded
         if not linear and rg is not False and len([i for i in ins if self.st.heap[i].rg is not False or self.st.heap[i].dead]) == 1 and name in ("mul", "div", "matmul"):
             linear, additive = True, tuple(i for i in ins if self.st.heap[i].rg is not False)
         ref = self.tensor(node, tuple(ins), rg=rg, leaf=None if rg is None else not rg, dead=dead, lost=lost, view=view,
@@ -486,6 +488,9 @@ class TorchModel(Cuts, Training):
         if obj.kind == "dict":
             if (key := dict_key(index)) is not None and key in obj.items:
                 return obj.items[key]
+            if (keys := constant_keys(index)) and all(k in obj.items for k in keys):
+                each = self.each([obj.items[k] for k in keys])
+                return each if index.each or not isinstance(each, Multi) else Multi(each.values)
             each = self.each(obj.items.values()) if obj.items else UNKNOWN
             return Multi(each.values) if isinstance(each, Multi) and any(str(k).startswith("*") for k in obj.items) else each
         if obj.kind == "tensor":
@@ -665,8 +670,10 @@ class TorchModel(Cuts, Training):
             return result
         name = "sum" if obj.origin and str(obj.origin).endswith("Loss") else ""
         result = self.operation(node, [*parameters, *args, *kwargs.values()], name)
-        if str(obj.origin) in ("LSTM", "GRU", "RNN", "MultiheadAttention", "LSTMCell"):
-            return self.new("tuple", items=(result, self.operation(node, [*parameters, *args], "")))
+        if obj.origin in ("LSTM", "GRU", "RNN", "MultiheadAttention", "LSTMCell"):
+            state = [self.operation(node, [*parameters, *args], "") for _ in range(2)]
+            second = self.new("tuple", items=tuple(state)) if obj.origin == "LSTM" else state[0]
+            return self.new("tuple", items=(result, second))
         return result
 
     def build_module(self, name, args, kwargs, node):
@@ -778,6 +785,8 @@ class TorchModel(Cuts, Training):
                 return UNKNOWN
             if "out" in kwargs:
                 return kwargs["out"]
+            if table is not None and table.cut == "number" and name.count(".") == 1:
+                return UNKNOWN  # `torch.equal(a, b)`
             inputs = [*args, *kwargs.values()]
             if self.grad_sources(self.flat(inputs)) and not any(self.obj(v) is not None and self.obj(v).kind == "tensor" and self.obj(v).rg is not False for v in self.flat(inputs)):
                 return self.grad_arithmetic(node, self.flat(inputs))
@@ -836,6 +845,8 @@ class TorchModel(Cuts, Training):
         new = obj.copy()
         new.statement = self.statements[-1] if self.statements else new.statement
         new.attrs = {k: self.deepcopy(v, memo) for k, v in obj.attrs.items()}
+        if obj.param:  # a copy of a parameter starts without a gradient; that of another leaf has a copy of it
+            new.grad = "none" if obj.kind == "tensor" else "unknown"
         if isinstance(obj.items, dict):
             new.items = {k: self.deepcopy(v, memo) for k, v in obj.items.items()}
         elif obj.kind != "range":
@@ -1122,6 +1133,8 @@ class TorchModel(Cuts, Training):
             self.zeroed.update(obj.grads)
         if name.endswith("_") and not name.endswith("__"):
             return self.inplace(ref, obj, name, args, kwargs, node)
+        if (table := operations.lookup(name)) is not None and table.cut == "number":
+            return UNKNOWN
         pair = self.paired(name, args, kwargs)
         if pair is not False:
             return self.values_and_indices(node, name, ref) if pair else self.unknown_result(node, [ref], {})
@@ -1363,7 +1376,10 @@ class TorchModel(Cuts, Training):
                 continue
             if obj.kind == "dict":
                 key = dict_key(index)
-                if key is not None:
+                if (keys := constant_keys(index)) and all(k in obj.items for k in keys):  # `for name in …: d[name] = …`
+                    self.rebound(target, self.each([obj.items[k] for k in keys]), value, stmt)
+                    self.update(v, items={**obj.items, **{k: value if index.each else join_values(obj.items[k], value) for k in keys}})
+                elif key is not None:
                     self.rebound(target, obj.items.get(key), value, stmt)
                     self.update(v, items={**obj.items, key: value})
                 elif obj.items and self.textual_update(target, stmt):  # `d[k] = d[k] - …`: each of them in turn
@@ -2295,6 +2311,13 @@ def dict_key(index):
     if isinstance(index, Multi) and all(isinstance(v, Ref) for v in index.values):
         return "*" + ",".join(str(v.oid) for v in index.values)
     return f"*{index.oid}" if isinstance(index, Ref) else None
+
+
+def constant_keys(index):
+    """The values of a key that is one of several constants."""
+    if isinstance(index, Multi) and all(isinstance(v, Const) and isinstance(v.value, (str, int)) for v in index.values):
+        return [v.value for v in index.values]
+    return []
 
 
 def attributes_in(scope):
