@@ -168,6 +168,7 @@ def join_objects(a, b):
     if a.linear != b.linear:
         new.linear = None if a.linear is None or b.linear is None else tuple(dict.fromkeys(a.linear + b.linear))
     new.frozen = a.frozen or b.frozen
+    new.conversion = a.conversion or b.conversion
     for name, value in b.attrs.items():
         new.attrs[name] = join_values(new.attrs[name], value) if name in new.attrs else value
     if a.items is not b.items and a.kind in ("list", "tuple", "iter", "optimizer"):
@@ -225,6 +226,7 @@ class Interpreter(tm.TorchModel):
         self.tested: set = set()
         self.modules: set = set()
         self.fed: set = set()
+        self.narrowed: list = []  # what was assumed: (value or old value, slot or name, truth or new value)
         self.viewed: dict = {}  # base's oid -> the views made of it
         self.hidden: dict = {}  # module's oid -> what stands for those of its parameters that we can't see
         self.hooks = False
@@ -609,9 +611,8 @@ class Interpreter(tm.TorchModel):
     def test(self, node):
         """True / False / None: what the condition is known to be.  Evaluates it once, for its effects."""
         if isinstance(node, ast.BoolOp):
-            before = self.st
+            before, mark = self.st, len(self.narrowed)
             results = []
-            st = before
             self.st = before.fork()
             for value in node.values:
                 result = self.test(value)
@@ -619,7 +620,7 @@ class Interpreter(tm.TorchModel):
                 if isinstance(node.op, ast.And) and result is False or isinstance(node.op, ast.Or) and result is True:
                     break
                 self.assume(value, isinstance(node.op, ast.And))
-            known = self.st.known
+            self.widen_again(mark)
             self.st.known = dict(before.known)
             if isinstance(node.op, ast.And):
                 return False if False in results else (True if all(r is True for r in results) else None)
@@ -738,7 +739,7 @@ class Interpreter(tm.TorchModel):
                 elif isinstance(node.left, ast.Name) and isinstance(self.lookup(node.left.id), Multi):
                     kept = tuple(v for v in values_of(self.lookup(node.left.id)) if (v == Const(None)) != is_set)
                     if kept:
-                        self.st.frame.vars[node.left.id] = kept[0] if len(kept) == 1 else Multi(kept)
+                        self.narrow(node.left.id, kept[0] if len(kept) == 1 else Multi(kept))
             return
         holder = self.grad_holder(node)
         if holder is not None:
@@ -750,11 +751,27 @@ class Interpreter(tm.TorchModel):
             slot = "rg" if node.attr == "requires_grad" else "leaf"
             kept = tuple(v for v in values_of(value) if self.obj(v) is None or getattr(self.obj(v), slot) in (None, truth))
             if isinstance(value, Multi) and kept and isinstance(node.value, ast.Name):
-                self.st.frame.vars[node.value.id] = kept[0] if len(kept) == 1 else Multi(kept, each=value.each)
+                self.narrow(node.value.id, kept[0] if len(kept) == 1 else Multi(kept, each=value.each))
             for v in kept:
                 obj = self.obj(v)
                 if obj is not None and getattr(obj, slot) is None:
+                    self.narrowed.append((v, slot, truth))
                     self.update(v, **{slot: truth})
+
+    def narrow(self, name, value):
+        vars = self.st.frame.vars
+        self.narrowed.append((vars.get(name), name, value))
+        vars[name] = value
+
+    def widen_again(self, mark):
+        """Take back what was assumed since `mark`: it held only for the rest of a condition."""
+        for old, what, new in reversed(self.narrowed[mark:]):
+            if new is True or new is False:
+                if self.obj(old) is not None and getattr(self.obj(old), what) is new:
+                    self.update(old, **{what: None})
+            elif self.st is not None and self.st.frame.vars.get(what) == new:
+                self.st.frame.vars[what] = old
+        del self.narrowed[mark:]
 
     def assume_call(self, node, truth):
         """A predicate of the user's (`has_grad(p)`, `self.has_grad(p)`): assume what it returns."""
@@ -788,13 +805,13 @@ class Interpreter(tm.TorchModel):
             wanted = ("set", "maybe", "unknown") if is_set else ("none", "cleared", "maybe", "unknown")
             kept = tuple(v for v in values if self.grad_state(v) in wanted)
             if kept and isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
-                self.st.frame.vars[node.value.id] = kept[0] if len(kept) == 1 else Multi(kept, each=holder.each)
+                self.narrow(node.value.id, kept[0] if len(kept) == 1 else Multi(kept, each=holder.each))
                 values = kept
         for v in values:
             if isinstance(v, Ref):
                 self.st.known[v.oid] = "set" if is_set else "none"
         if is_set and isinstance(node, ast.Name):  # the name holds a gradient, so from here a tensor
-            self.st.frame.vars[node.id] = self.tensor(node, (), rg=False, leaf=True, grads=tuple(v.oid for v in values if isinstance(v, Ref)))
+            self.narrow(node.id, self.tensor(node, (), rg=False, leaf=True, grads=tuple(v.oid for v in values if isinstance(v, Ref))))
 
     def grad_state(self, value):
         if not isinstance(value, Ref):
@@ -973,7 +990,7 @@ class Interpreter(tm.TorchModel):
         return join_values(a, b)
 
     def on_BoolOp(self, node):
-        known = dict(self.st.known)
+        known, mark = dict(self.st.known), len(self.narrowed)
         values = []
         for operand in node.values:
             value = self.eval(operand)
@@ -982,6 +999,7 @@ class Interpreter(tm.TorchModel):
             if truth is not None and truth != isinstance(node.op, ast.And):
                 break
             self.assume(operand, isinstance(node.op, ast.And))
+        self.widen_again(mark)
         self.st.known = known
         out = values[0]
         for v in values[1:]:
@@ -1048,7 +1066,7 @@ class Interpreter(tm.TorchModel):
                     turns = [Const(obj.items[0] + i) for i in range(count)]
             open_[0] |= not exact
             for value in turns:
-                known = dict(self.st.known)
+                known, mark = dict(self.st.known), len(self.narrowed)
                 self.assign(gen.target, value, gen.iter, node)
                 keep = True
                 for condition in gen.ifs:
@@ -1063,6 +1081,7 @@ class Interpreter(tm.TorchModel):
                     run(generators[1:])
                 if self.st is None:
                     return
+                self.widen_again(mark)
                 narrowed = self.st.known
                 self.st.known = known
                 if gen.ifs and keep:
@@ -1234,8 +1253,8 @@ class Interpreter(tm.TorchModel):
 
     def leaf_of(self, obj):
         """Is a tensor a leaf, as far as is known?  Where there is nothing to convert, a conversion returns the leaf itself."""
-        source = self.st.heap.get(obj.ins[0]) if obj.conversion not in (None, "clone") and obj.ins else None
-        return None if source is not None and self.leaf_of(source) is not False else obj.leaf
+        sources = map(self.st.heap.get, obj.ins) if obj.conversion not in (None, "clone") else ()
+        return None if any(o is not None and self.leaf_of(o) is not False for o in sources) else obj.leaf
 
     def describe(self, value):
         if isinstance(value, Multi):

@@ -27,6 +27,9 @@ KEEPING = {"as_tensor", "from_numpy", "Tensor", "asarray", "FloatTensor", "Doubl
 REWRAPPING = {"tensor", "as_tensor", "asarray", "Tensor", "FloatTensor", "DoubleTensor", "LongTensor", "IntTensor", "full"}
 INTEGER_FACTORIES = {"randint", "randperm", "LongTensor", "IntTensor", "multinomial"}
 CONVERSIONS = {"to", "cuda", "cpu", "float", "double", "half", "bfloat16", "type", "type_as", "clone", "contiguous"}
+# What returns the very tensor where there is nothing to do.
+IDENTITIES = {"atleast_1d", "atleast_2d", "atleast_3d", "conj", "conj_physical", "dequantize", "positive", "real", "resolve_conj", "resolve_neg",
+              "to_dense", "as_tensor", "asarray"}
 DEVICE_MOVES = {"cuda", "to", "cpu", "double", "half", "float", "bfloat16", "type"}
 CUTS = {"detach", "data", "numpy", "item", "tolist"}
 INTEGER_CASTS = {"long", "int", "bool", "short", "char", "byte"}
@@ -76,7 +79,7 @@ class TorchModel(Cuts, Training):
     def tensor(self, node, ins=(), rg=None, leaf=None, **kw):
         kw.setdefault("grad", "none" if leaf or leaf is False else "unknown")
         ref = self.new("tensor", node=node, ins=tuple(ins), rg=rg, leaf=leaf, mode=self.st.mode, **kw)
-        base = kw.get("view")
+        base = kw.get("view") or (ins[0] if ins and kw.get("conversion") not in (None, "clone") else None)
         if base is not None:
             while (obj := self.st.heap.get(base)) is not None and obj.view is not None:
                 base = obj.view
@@ -98,6 +101,16 @@ class TorchModel(Cuts, Training):
                     out.extend(self.operands(obj.items.values()))
                 else:
                     out.append(part)
+        return out
+
+    def alternatives(self, values):
+        """The oids of values of which only one is used, where some require grad and others don't."""
+        out = set()
+        for v in self.flat(values):
+            if isinstance(v, Multi):
+                objs = [self.obj(p) for p in v.values]
+                if any(o is not None and o.rg is True for o in objs) and not all(o is not None and o.rg is True for o in objs):
+                    out.update(p.oid for p in v.values if isinstance(p, Ref))
         return out
 
     def likely_parts(self, value):
@@ -125,6 +138,7 @@ class TorchModel(Cuts, Training):
             if obj.kind in ("tensor", "opaque", "module", "instance"):
                 rgs.append(obj.rg if obj.kind in ("tensor", "opaque") else None)
                 ins.append(part.oid)
+        alternatives = self.alternatives(values)
         table = operations.lookup(name) if name else None
         if partial:  # an operand that we know nothing of may be a tensor, too
             rgs.append(None)
@@ -136,18 +150,22 @@ class TorchModel(Cuts, Training):
             rg = None if any(r is not False for r in rgs) else False
         else:
             rg = True if True in rgs else (False if all(r is False for r in rgs) else None)
+            if rg and alternatives and not any(self.st.heap[i].rg for i in ins if i not in alternatives):
+                rg = None  # it depends on which of several values it is
         lost = None
         live = [i for i in ins if self.st.heap[i].rg]
         if len(live) == 1:
             source = self.st.heap[live[0]]
             lost = live[0] if source.leaf else source.lost
         dead = self.leaving(node, parts, "no-grad") if rg is False else frozenset()
-        if rg is False and True in rgs and (view is not None or table is not None and table.view):
-            rg = None  # a view of a base that requires grad says that it does, too, although nothing is recorded
+        if rg is False and any(r is not False for r in rgs) and (
+                view is not None or table is not None and table.view or name in IDENTITIES or name in CONVERSIONS and name != "clone"):
+            rg = None  # a view of a base that requires grad says that it does, too, although nothing is recorded; so does the base itself
         if not linear and rg is not False and len([i for i in ins if self.st.heap[i].rg is not False or self.st.heap[i].dead]) == 1 and name in ("mul", "div", "matmul"):
             linear, additive = True, tuple(i for i in ins if self.st.heap[i].rg is not False)
-        ref = self.tensor(node, tuple(ins), rg=rg, leaf=None if rg is None else not rg, dead=dead, lost=lost, view=view,
-                          conversion=name if name in CONVERSIONS else None, computed=True, partial=partial)
+        unsure = frozenset(p.oid for v in self.flat(values) if one_of_several(v) for p in v.values if isinstance(p, Ref))
+        ref = self.tensor(node, tuple(ins), rg=rg, leaf=None if rg is None else not rg, dead=dead, lost=lost, view=view, unsure=unsure,
+                          conversion=name if name in CONVERSIONS or name in IDENTITIES else None, computed=True, partial=partial)
         obj = self.st.heap[ref.oid]
         if linear:
             obj.linear = tuple(ins) if additive is None else additive
@@ -170,6 +188,8 @@ class TorchModel(Cuts, Training):
         cuts = self.rewrapped(node, name, args)
         if name in KEEPING and args and self.obj(args[0]) is not None and self.obj(args[0]).kind in ("tensor", "opaque"):
             return self.operation(node, [args[0]], "as_tensor")
+        if name in ("bernoulli", "normal") and any(self.obj(a) is not None and self.obj(a).kind == "tensor" for a in args):
+            return self.operation(node, args, name)  # recorded, with a derivative of zero
         ref = self.tensor(node, (), rg=rg, leaf=True, dtype=dtype, dead=cuts)
         if dtype == "int" and rg:
             self.fact("integer-requires-grad", node, True, created=self.here(node))
@@ -243,6 +263,8 @@ class TorchModel(Cuts, Training):
 
     def decorator_mode(self, decorator):
         text = ast.unparse(decorator)
+        if text.endswith(("inference_mode(False)", "inference_mode(mode=False)")):
+            return True
         if text.split("(")[0].endswith(("no_grad", "inference_mode")):
             return False
         if text.split("(")[0].endswith("enable_grad"):
@@ -302,12 +324,12 @@ class TorchModel(Cuts, Training):
             if name in ("data",):
                 return self.cut_tensor(value, node, "data")
             if name in ("T", "mT", "H", "real", "imag"):
-                return self.operation(node, [value], "T", linear=True)
+                return self.operation(node, [value], "t", linear=True, view=value.oid)
             if name in NUMBERS:
                 if name == "requires_grad" and obj.rg is not None:
                     return Const(obj.rg)
-                if name == "is_leaf" and obj.leaf is not None:
-                    return Const(obj.leaf)
+                if name == "is_leaf" and (leaf := self.leaf_of(obj)) is not None:
+                    return Const(leaf)
                 return PLAIN if name in ("ndim", "is_cuda") else UNKNOWN
             return Bound(value, name, node)
         if obj.kind == "tuple" and name in ("values", "indices") and len(obj.items) == 2:
@@ -572,11 +594,15 @@ class TorchModel(Cuts, Training):
                 open_args = True
             else:
                 kwargs[k.arg] = value
+        outer, self.weak = self.weak, one_of_several(func)
         results = [self.call(f, args, kwargs, node, open_args) for f in values_of(func)]
+        self.weak = outer
         out = results[0]
         for r in results[1:]:
             out = join_values(out, r)
         return out
+
+    weak = False  # what is done now is done to one of several objects, and it is not known which
 
     def call(self, f, args, kwargs, node, open_args):
         if isinstance(f, Function):
@@ -743,14 +769,17 @@ class TorchModel(Cuts, Training):
         if root == "builtins":
             return self.call_builtin(last, args, kwargs, node)
         if root == "torch":
-            if last in ("no_grad", "inference_mode"):
+            if last == "no_grad":
                 return Bound(UNKNOWN, "grad-mode", False)
+            if last == "inference_mode":  # `inference_mode(False)` turns grad mode on
+                flag = args[0] if args else kwargs.get("mode", Const(True))
+                return Bound(UNKNOWN, "grad-mode", not flag.value if isinstance(flag, Const) else None)
             if last == "enable_grad":
                 return Bound(UNKNOWN, "grad-mode", True)
             if last == "set_grad_enabled":
                 mode = bool(args[0].value) if args and isinstance(args[0], Const) else None
+                self.st.mode = mode  # at once; as a context, it puts back what was
                 if isinstance(self.statements[-1][1], ast.Expr):
-                    self.st.mode = mode
                     self.global_switch = (*self.statements[-1], node) if mode is False else self.global_switch
                 return Bound(UNKNOWN, "grad-mode", mode)
             if last == "Parameter":
@@ -787,6 +816,8 @@ class TorchModel(Cuts, Training):
                 return kwargs["out"]
             if table is not None and table.cut == "number" and name.count(".") == 1:
                 return UNKNOWN  # `torch.equal(a, b)`
+            if last == "detach" and args and self.obj(args[0]) is not None and self.obj(args[0]).kind in ("tensor", "opaque"):
+                return self.cut_tensor(args[0], node, last)
             inputs = [*args, *kwargs.values()]
             if self.grad_sources(self.flat(inputs)) and not any(self.obj(v) is not None and self.obj(v).kind == "tensor" and self.obj(v).rg is not False for v in self.flat(inputs)):
                 return self.grad_arithmetic(node, self.flat(inputs))
@@ -1104,10 +1135,9 @@ class TorchModel(Cuts, Training):
             flag = bool(flag.value) if isinstance(flag, Const) else None
             if obj.dtype == "int" and flag and obj.leaf:
                 self.fact("integer-requires-grad", node, True, created=self.place(obj))
-            if flag is False and obj.leaf is not False:
-                self.freeze(ref, node)
-            elif obj.leaf is not False:
-                self.update(ref, rg=flag, grad="none" if obj.grad == "unknown" and obj.leaf else obj.grad, flagged=(node, self.statements[-1]), frozen=None)
+            self.flag(ref, obj, flag, node)
+            if flag is not False and obj.leaf is not False:
+                self.update(ref, flagged=(node, self.statements[-1]))
             return ref
         if name == "retain_grad":
             self.update(ref, retained=True)
@@ -1305,6 +1335,28 @@ class TorchModel(Cuts, Training):
             self.st.heap[ref.oid].attrs["*parameter"] = p
         return p
 
+    def flag(self, ref, obj, flag, node):
+        """`requires_grad` of a tensor is set: to True, to False, or to what is not known."""
+        if self.weak:
+            if obj.leaf is not False and obj.rg is not flag:
+                self.update(ref, rg=None)
+            return
+        if obj.leaf is False:
+            if obj.conversion is not None and self.leaf_of(obj) is None and flag is not True:  # perhaps the leaf itself
+                for oid in {ref.oid, obj.ins[0]}:
+                    self.update(Ref(oid), rg=None)
+            return
+        if flag is False and obj.view is None:
+            self.freeze(ref, node)
+        else:
+            self.update(ref, rg=flag or None, frozen=None)
+        if obj.conversion not in (None, "clone") and obj.ins and (source := self.obj(Ref(obj.ins[0]))) is not None and source.rg is not flag:
+            self.update(Ref(obj.ins[0]), rg=None)
+        for oid in self.viewed.get(ref.oid, ()):  # a view says what its base says
+            view = self.st.heap.get(oid)
+            if view is not None and (view.leaf is not False or view.conversion is not None):
+                self.update(Ref(oid), rg=None, leaf=None)
+
     # ---------------------------------------------------------- assignment
     def store_attribute(self, ref, name, value):
         obj = self.st.heap[ref.oid].copy()
@@ -1315,7 +1367,7 @@ class TorchModel(Cuts, Training):
                 self.throwaway.pop(v.oid, None)
 
     def set_attribute(self, target, owner, value, stmt):
-        name = target.attr
+        name, self.weak = target.attr, one_of_several(owner)
         for v in values_of(owner):
             obj = self.obj(v)
             if isinstance(v, Bound) and v.name == "grad":
@@ -1336,10 +1388,7 @@ class TorchModel(Cuts, Training):
                                              "name": module.source(target.value)})
                 if flag and obj.kind == "tensor" and obj.dtype == "int":
                     self.fact("integer-requires-grad", target, True, created=self.place(obj))
-                if flag is False and obj.leaf is not False:
-                    self.freeze(v, target)
-                elif obj.leaf is not False:
-                    self.update(v, rg=flag, conversion=obj.conversion, grad="none" if obj.grad == "unknown" and obj.leaf else obj.grad, frozen=None)
+                self.flag(v, obj, flag, target)
                 if obj.kind == "opaque" and not obj.param:
                     self.flag_on_module(target, v, value, stmt)
                 continue
@@ -1363,6 +1412,8 @@ class TorchModel(Cuts, Training):
                 if self.obj(value) is not None and self.obj(value).kind == "module":
                     self.replacements.append((v.oid, name, value, self.statements[-1]))
                 self.store_attribute(v, name, value)
+
+        self.weak = False
 
     def set_item(self, target, owner, index, value, stmt):
         for v in values_of(owner):
@@ -1524,6 +1575,8 @@ class TorchModel(Cuts, Training):
         if made.rg is False:
             self.update(ref, dead=capped(obj.dead | made.dead))
             return
+        if self.weak and made.rg is not obj.rg:
+            return self.update(ref, rg=None, leaf=None)
         self.update(ref, leaf=made.leaf, rg=made.rg, ins=made.ins, dead=made.dead, linear=made.linear, numeric=made.numeric, added=made.added,
                     flat=made.flat, raises=made.raises, grads=made.grads, lost=None, conversion=None, computed=True,
                     grad=obj.grad if obj.grad != "unknown" else made.grad)
@@ -1799,7 +1852,7 @@ class TorchModel(Cuts, Training):
         reached: dict[int, bool] = {}
         through: set = set()
         roots = [p.oid for v in self.flat([loss]) for p in values_of(v) if isinstance(p, Ref)]
-        work = [(oid, True) for oid in roots]
+        work = [(p.oid, not one_of_several(v)) for v in self.flat([loss]) for p in values_of(v) if isinstance(p, Ref)]
         while work:
             oid, certain = work.pop()
             obj = self.st.heap.get(oid)
@@ -1809,7 +1862,7 @@ class TorchModel(Cuts, Training):
             if obj.kind == "tensor" and obj.rg is False:
                 continue
             certain = certain and obj.kind == "tensor" and obj.rg is True
-            work.extend((i, certain) for i in obj.ins)
+            work.extend((i, certain and i not in obj.unsure) for i in obj.ins)
             if obj.kind in ("module", "opaque"):
                 work.extend((p.oid, False) for p in self.parameters_of(Ref(oid))[0])
         # Cuts count wherever they lie below the loss, recorded or not.
@@ -1894,7 +1947,7 @@ class TorchModel(Cuts, Training):
         if obj.lost is not None:
             if self.leaf_lost(ref, obj, "read", where):
                 return
-        if obj.conversion in ("to", "cpu", "cuda", "float", "type", "contiguous"):
+        if obj.conversion in ("to", "cpu", "cuda", "float", "type", "contiguous") or obj.conversion in IDENTITIES:
             return  # where there is nothing to convert it is the leaf itself
         last = self.st.backwards[-1]
         module, stmt = self.statements[-1]
@@ -2311,6 +2364,10 @@ def dict_key(index):
     if isinstance(index, Multi) and all(isinstance(v, Ref) for v in index.values):
         return "*" + ",".join(str(v.oid) for v in index.values)
     return f"*{index.oid}" if isinstance(index, Ref) else None
+
+
+def one_of_several(value):
+    return isinstance(value, Multi) and not value.each and sum(isinstance(v, (Ref, Bound)) for v in value.values) > 1
 
 
 def constant_keys(index):
