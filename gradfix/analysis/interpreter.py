@@ -554,16 +554,25 @@ class Interpreter(tm.TorchModel):
             for st in continues:
                 self.st = join_states(self.st, st)
             continues.clear()
-            if not exact and 1 < len(turns) <= number + 2 and len(turns) < 4 and self.st is not None and len(self.st.backwards) > self.loops[-1][3]:
-                now = self.leaves_made_before(first)
+            if not exact and 1 < len(turns) <= number + 2 and len(turns) < 4 and self.st is not None:
+                now = self.known_of_names(), len(self.st.backwards) > self.loops[-1][3] and self.leaves_made_before(first)
                 if before is not None and now != before:
-                    turns.append(turns[-1])  # what backward left is not stable yet
+                    turns.append(turns[-1])  # not stable yet
                 before = now
         breaks, *_ = self.loops.pop()
         if self.st is not None and s.orelse:
             self.block(s.orelse)
         for st in breaks:
             self.st = join_states(self.st, st)
+
+    def known_of_names(self):
+        """What is known of the tensors that names stand for."""
+        out = {}
+        for name, value in self.st.frame.vars.items() if not isinstance(self.st.frame.vars, LazyNames) else ():
+            objs = [obj for v in values_of(value) if (obj := self.obj(v)) is not None and obj.kind == "tensor"]
+            if objs:
+                out[name] = {(obj.leaf, obj.rg, obj.grad) for obj in objs}
+        return out
 
     def leaves_made_before(self, first):
         """What is known of the leaves that are older than `first`."""

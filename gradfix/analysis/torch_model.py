@@ -188,7 +188,7 @@ class TorchModel(Cuts, Training):
         cuts = self.rewrapped(node, name, args)
         if name in KEEPING and args and self.obj(args[0]) is not None and self.obj(args[0]).kind in ("tensor", "opaque"):
             return self.operation(node, [args[0]], "as_tensor")
-        if name in ("bernoulli", "normal") and any(self.obj(a) is not None and self.obj(a).kind == "tensor" for a in args):
+        if name in ("bernoulli", "normal") and any(isinstance(p, Ref) for p in self.operands(args)):
             return self.operation(node, args, name)  # recorded, with a derivative of zero
         ref = self.tensor(node, (), rg=rg, leaf=True, dtype=dtype, dead=cuts)
         if dtype == "int" and rg:
@@ -769,6 +769,8 @@ class TorchModel(Cuts, Training):
         if root == "builtins":
             return self.call_builtin(last, args, kwargs, node)
         if root == "torch":
+            if name == "torch.is_grad_enabled" and self.concrete and self.st.mode is not None:
+                return Const(self.st.mode)
             if last == "no_grad":
                 return Bound(UNKNOWN, "grad-mode", False)
             if last == "inference_mode":  # `inference_mode(False)` turns grad mode on
@@ -1533,6 +1535,13 @@ class TorchModel(Cuts, Training):
                         continue
         if isinstance(target, Multi) and any(self.obj(v) is not None and self.obj(v).param for v in target.values):
             return
+        parts = [self.obj(v) for v in values_of(target)]
+        if one_of_several(target) and all(o is not None and o.kind == "tensor" for o in parts) and not isinstance(s.op, ast.MatMult):
+            self.weak = True
+            for v, o in zip(target.values, parts):
+                self.rewritten(v, o, lambda old: self.arithmetic(s, s.op, old, value))
+            self.weak = False
+            return
         obj = self.obj(target)
         if obj is not None and (obj.leaf is True and obj.rg is True or obj.param):
             return
@@ -1859,8 +1868,8 @@ class TorchModel(Cuts, Training):
             if obj is None or reached.get(oid) is True or (oid in reached and not certain):
                 continue
             reached[oid] = certain
-            if obj.kind == "tensor" and obj.rg is False:
-                continue
+            if obj.kind == "tensor" and (obj.rg is False or obj.leaf is True):
+                continue  # what it was computed from was not recorded
             certain = certain and obj.kind == "tensor" and obj.rg is True
             work.extend((i, certain and i not in obj.unsure) for i in obj.ins)
             if obj.kind in ("module", "opaque"):
