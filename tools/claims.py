@@ -15,9 +15,12 @@ from __future__ import annotations
 
 import argparse
 import ast
+import atexit
+import functools
 import os
 import pickle
 import signal
+import subprocess
 import sys
 import warnings
 from collections import Counter
@@ -149,6 +152,43 @@ def in_child(work, seconds: int = SECONDS):
     return pickle.loads(data) if data else None
 
 
+def run_program(path: str, text: str, search: tuple[str, ...] = ()) -> tuple[dict[Place, list[tuple]], str | None] | None:
+    """What `observe_running` says, from a child of a process that has done nothing but import torch."""
+    server = _server()
+    pickle.dump((path, text, search), server.stdin)
+    server.stdin.flush()
+    return pickle.load(server.stdout)
+
+
+@functools.cache
+def _server() -> subprocess.Popen:
+    server = subprocess.Popen([sys.executable, __file__, "--serve"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    atexit.register(server.kill)
+    return server
+
+
+def serve() -> int:
+    """Runs programs, one request after the other; each in a child of its own."""
+    import torch
+
+    torch.set_num_threads(1)
+    while True:
+        try:
+            path, text, search = pickle.load(sys.stdin.buffer)
+        except EOFError:
+            return 0
+
+        def run():
+            folder = os.path.dirname(os.path.abspath(path))
+            os.chdir(folder)
+            sys.path[:0] = [folder, *search]
+            sys.argv = [path]
+            return observe_running(Path(path), text)
+
+        pickle.dump(in_child(run), sys.stdout.buffer)
+        sys.stdout.buffer.flush()
+
+
 # -------------------------------------------------------------------------- analysis
 @dataclass
 class Claim:
@@ -198,7 +238,8 @@ class Claiming(Interpreter):
         if self.perhaps_number(obj):
             return None, None, None, None
         leaf = self.leaf_of(obj)
-        none = {"none": True, "cleared": True, "set": False}.get(self.grad_state(value)) if leaf is not None else None
+        itself = leaf is not None and obj.conversion in (None, "clone")  # and not perhaps another name of its source
+        none = {"none": True, "cleared": True, "set": False}.get(self.grad_state(value)) if itself else None
         return True, leaf, obj.rg, none
 
 
@@ -285,14 +326,7 @@ def check_text(name: str, text: str, report: Report, path: Path | None = None, f
     """Compare one program; `search` are folders to import from while it runs."""
     report.programs += 1
     at = path or Path("program.py")
-
-    def run():
-        os.chdir(at.resolve().parent)
-        sys.path[:0] = [str(at.resolve().parent), *search]
-        sys.argv = [str(at)]
-        return observe_running(at, text)
-
-    result = in_child(run)
+    result = run_program(str(at), text, search)
     if result is None or not result[0]:
         report.failed += 1
         report.reasons[f"{name}: {result[1] if result else 'it died or took too long'}"] += 1
@@ -317,11 +351,11 @@ def main() -> int:
     parser.add_argument("--generated", type=int, default=0, metavar="N", help="random programs to check")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--path", action="append", default=[], help="a folder that the scripts may import from")
+    parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--unsure", type=int, default=0, metavar="N", help="print N expressions without a definite claim")
     options = parser.parse_args()
-    import torch
-
-    torch.set_num_threads(1)
+    if options.serve:
+        return serve()
     report = Report()
     for given in options.paths:
         for path in [given] if given.is_file() else sorted(given.rglob("*.py")):

@@ -99,7 +99,11 @@ class Cuts:
                 continue
             live.add(i)
             blind |= bool(obj.partial) or self.from_nowhere(obj)
-            work.extend(obj.ins)
+            for j in obj.ins:
+                if j in obj.cold:
+                    cuts |= self.st.heap[j].dead
+                else:
+                    work.append(j)
             if obj.kind in ("module", "opaque"):
                 work.extend(p.oid for p in self.parameters_of(Ref(i))[0])
         return live, blind, cuts

@@ -159,6 +159,7 @@ def join_objects(a, b):
         new.cleared = None
     if a.ins != b.ins:
         new.ins = tuple(dict.fromkeys(a.ins + b.ins))
+        new.cold, new.unsure = a.cold & b.cold, a.unsure | b.unsure | frozenset(a.ins) ^ frozenset(b.ins)
     if a.emptied != b.emptied:
         new.emptied = None
     new.dead = a.dead | b.dead

@@ -165,6 +165,7 @@ class TorchModel(Cuts, Training):
             linear, additive = True, tuple(i for i in ins if self.st.heap[i].rg is not False)
         unsure = frozenset(p.oid for v in self.flat(values) if one_of_several(v) for p in v.values if isinstance(p, Ref))
         ref = self.tensor(node, tuple(ins), rg=rg, leaf=None if rg is None else not rg, dead=dead, lost=lost, view=view, unsure=unsure,
+                          cold=frozenset(i for i in ins if self.st.heap[i].rg is False),
                           conversion=name if name in CONVERSIONS or name in IDENTITIES else None, computed=True, partial=partial)
         obj = self.st.heap[ref.oid]
         if linear:
@@ -1150,6 +1151,7 @@ class TorchModel(Cuts, Training):
             return UNKNOWN
         if name in ("detach_",):
             self.update(ref, leaf=True, rg=False, ins=(), grad=obj.grad)
+            self.forget_aliases(ref)
             return ref
         if name in ("detach", "numpy"):
             if name == "numpy":
@@ -1354,7 +1356,11 @@ class TorchModel(Cuts, Training):
             self.update(ref, rg=flag or None, frozen=None)
         if obj.conversion not in (None, "clone") and obj.ins and (source := self.obj(Ref(obj.ins[0]))) is not None and source.rg is not flag:
             self.update(Ref(obj.ins[0]), rg=None)
-        for oid in self.viewed.get(ref.oid, ()):  # a view says what its base says
+        self.forget_aliases(ref)
+
+    def forget_aliases(self, ref):
+        """A view says what its base says; a conversion may be the tensor itself."""
+        for oid in self.viewed.get(ref.oid, ()):
             view = self.st.heap.get(oid)
             if view is not None and (view.leaf is not False or view.conversion is not None):
                 self.update(Ref(oid), rg=None, leaf=None)
@@ -1401,7 +1407,7 @@ class TorchModel(Cuts, Training):
                 self.zeroed.add(v.oid)
                 if value != Const(None):
                     self.filled_at = self.steps
-                self.update(v, grad="none" if value == Const(None) else "set", cleared=None)
+                self.update(v, grad="unknown" if self.weak else "none" if value == Const(None) else "set", cleared=None)
                 continue
             if name == "data" and obj.kind == "tensor":
                 self.update(v, filled=True)
@@ -1586,7 +1592,7 @@ class TorchModel(Cuts, Training):
             return
         if self.weak and made.rg is not obj.rg:
             return self.update(ref, rg=None, leaf=None)
-        self.update(ref, leaf=made.leaf, rg=made.rg, ins=made.ins, dead=made.dead, linear=made.linear, numeric=made.numeric, added=made.added,
+        self.update(ref, leaf=made.leaf, rg=made.rg, ins=made.ins, cold=made.cold, unsure=made.unsure, dead=made.dead, linear=made.linear, numeric=made.numeric, added=made.added,
                     flat=made.flat, raises=made.raises, grads=made.grads, lost=None, conversion=None, computed=True,
                     grad=obj.grad if obj.grad != "unknown" else made.grad)
         self.share_write(ref, made.rg)
@@ -1871,7 +1877,7 @@ class TorchModel(Cuts, Training):
             if obj.kind == "tensor" and (obj.rg is False or obj.leaf is True):
                 continue  # what it was computed from was not recorded
             certain = certain and obj.kind == "tensor" and obj.rg is True
-            work.extend((i, certain and i not in obj.unsure) for i in obj.ins)
+            work.extend((i, certain and i not in obj.unsure) for i in obj.ins if i not in obj.cold)
             if obj.kind in ("module", "opaque"):
                 work.extend((p.oid, False) for p in self.parameters_of(Ref(oid))[0])
         # Cuts count wherever they lie below the loss, recorded or not.

@@ -116,7 +116,8 @@ class Obj:
     depends on tensors; `numeric` the cuts whose numbers went into a recorded one, `added` those that were added to it;
     `linear` are the operands that it is the sum of (None: it is no sum); `flat` is the operation whose derivative is zero
     everywhere; `grads` the objects whose `.grad` went in; `lost` is the leaf it was made from in one step; `view` the tensor
-    it is a view of; `frozen` is where it was told not to require grad; `unsure` are those of `ins` of which it was computed from one only.
+    it is a view of; `frozen` is where it was told not to require grad; `unsure` are those of `ins` of which it was computed from one only,
+    `cold` those that did not require grad then, so that the recorded path does not lead to them.
     """
 
     DEFAULTS = {
@@ -125,7 +126,7 @@ class Obj:
              "emptied", "flagged", "numeric", "conversion", "grads", "callee", "linear", "flat", "raises", "frozen")
         ),
         **dict.fromkeys(("retained", "param", "open", "reached", "hooked", "computed", "misspelt", "partial", "filled", "loaded"), False),
-        "ins": (), "items": (), "grad": "unknown", "dead": frozenset(), "added": frozenset(), "alive": True, "unsure": frozenset(),
+        "ins": (), "items": (), "grad": "unknown", "dead": frozenset(), "added": frozenset(), "alive": True, "unsure": frozenset(), "cold": frozenset(),
     }
 
     def __init__(self, kind, **kw):
