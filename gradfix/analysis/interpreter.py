@@ -227,6 +227,7 @@ class Interpreter(tm.TorchModel):
         self.tested: set = set()
         self.modules: set = set()
         self.fed: set = set()
+        self.proven: list = []  # objects of which a gradient was used without a test
         self.narrowed: list = []  # what was assumed: (value or old value, slot or name, truth or new value)
         self.viewed: dict = {}  # base's oid -> the views made of it
         self.hidden: dict = {}  # module's oid -> what stands for those of its parameters that we can't see
@@ -612,7 +613,7 @@ class Interpreter(tm.TorchModel):
         return [element, self.element_of(value, again=element)]
 
     def each(self, items):
-        flat = tuple(dict.fromkeys(v for i in items for v in values_of(i)))
+        flat = tuple(dict.fromkeys(v for i in items for v in self.likely_parts(i)))
         if len(flat) == 1:
             return flat[0]
         return Multi(flat[:24], each=True)
@@ -1097,10 +1098,11 @@ class Interpreter(tm.TorchModel):
                 if gen.ifs and keep:
                     self.filtered.update({k: v for k, v in narrowed.items() if known.get(k) != v})
 
-        self.filtered = {}
+        self.filtered, proven = {}, len(self.proven)
         run(node.generators)
         if self.st is not None:
             self.st.frame = self.st.frame.parent
+            self.st.known.update(dict.fromkeys(self.proven[proven:], "set"))
         filtered, self.filtered = self.filtered, {}
         if kind == "dict":
             items = {}
@@ -1327,6 +1329,8 @@ def observe_file(project, path, out, explain=None):
     except SourceError as error:
         out.problems.append(Problem(path, error.reason, error.row, error.col))
         return
+    if OTHER_FRAMEWORK.search(code) and b"torch" not in code:
+        return  # `.grad` and `backward` mean something else there
     root = explain is not None or holds_root(code) or bool(SCRIPT.search(code)) and project.imports_root(path)
     legacy = "legacy" in project.needs and LEGACY.search(code) is not None
     if not root and not legacy:
@@ -1348,6 +1352,7 @@ def observe_file(project, path, out, explain=None):
         out.problems.append(Problem(path, "nested too deeply to analyse"))
 
 
+OTHER_FRAMEWORK = re.compile(rb"^\s*(?:import|from)\s+(?:mxnet|tensorflow|jax|paddle|mindspore|chainer|tinygrad|mlx|autograd|megengine|oneflow)\b", re.M)
 # A file that does something when it is run, at the left margin.
 SCRIPT = re.compile(rb"^(?:for|while|with|async|if __name__|[A-Za-z_][\w.]*\()", re.M)
 

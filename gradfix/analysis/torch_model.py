@@ -595,7 +595,7 @@ class TorchModel(Cuts, Training):
                 open_args = True
             else:
                 kwargs[k.arg] = value
-        outer, self.weak = self.weak, one_of_several(func)
+        outer, self.weak = self.weak, func if one_of_several(func) else None
         results = [self.call(f, args, kwargs, node, open_args) for f in values_of(func)]
         self.weak = outer
         out = results[0]
@@ -603,7 +603,7 @@ class TorchModel(Cuts, Training):
             out = join_values(out, r)
         return out
 
-    weak = False  # what is done now is done to one of several objects, and it is not known which
+    weak = None  # where what is done now is done to one of several objects, and it is not known to which: all of them
 
     def call(self, f, args, kwargs, node, open_args):
         if isinstance(f, Function):
@@ -1375,7 +1375,7 @@ class TorchModel(Cuts, Training):
                 self.throwaway.pop(v.oid, None)
 
     def set_attribute(self, target, owner, value, stmt):
-        name, self.weak = target.attr, one_of_several(owner)
+        name, self.weak = target.attr, owner if one_of_several(owner) else None
         for v in values_of(owner):
             obj = self.obj(v)
             if isinstance(v, Bound) and v.name == "grad":
@@ -1421,7 +1421,7 @@ class TorchModel(Cuts, Training):
                     self.replacements.append((v.oid, name, value, self.statements[-1]))
                 self.store_attribute(v, name, value)
 
-        self.weak = False
+        self.weak = None
 
     def set_item(self, target, owner, index, value, stmt):
         for v in values_of(owner):
@@ -1543,10 +1543,10 @@ class TorchModel(Cuts, Training):
             return
         parts = [self.obj(v) for v in values_of(target)]
         if one_of_several(target) and all(o is not None and o.kind == "tensor" for o in parts) and not isinstance(s.op, ast.MatMult):
-            self.weak = True
+            self.weak = target
             for v, o in zip(target.values, parts):
                 self.rewritten(v, o, lambda old: self.arithmetic(s, s.op, old, value))
-            self.weak = False
+            self.weak = None
             return
         obj = self.obj(target)
         if obj is not None and (obj.leaf is True and obj.rg is True or obj.param):
@@ -1638,6 +1638,8 @@ class TorchModel(Cuts, Training):
         while base is not None and base.view is not None and not (base.leaf and base.rg):
             base = self.st.heap.get(base.view)
         if base is None or not (base.leaf is True and base.rg is True or base.kind == "opaque" and base.param):
+            return
+        if self.weak is not None and not all(self.is_trained_leaf(v.receiver if isinstance(v, Bound) else v) for v in self.weak.values):
             return
         bad = self.st.mode is True and base.alive is not None
         reaches = any(isinstance(p, Ref) and self.obj(p) is not None and self.obj(p).kind == "tensor" and self.obj(p).rg for p in self.operands([value]))
@@ -2207,9 +2209,9 @@ class TorchModel(Cuts, Training):
             self.branch_facts.append(fact)
         self.fact("none-guarded-grad", where, True, holder=module.source(holder), state=state, certain=state in ("none", "cleared"),
                   param=obj.param, opaque=obj.kind == "opaque", loop=module.span(loop) if loop is not None else None)
-        self.st.known[ref.oid] = "set"  # where the program goes on, it was there
-        for container in obj.ins if isinstance(obj.origin, tuple) and obj.origin[0] == "element" else ():
-            self.st.known[container] = "set"
+        proven = [ref.oid, *(obj.ins if isinstance(obj.origin, tuple) and obj.origin[0] == "element" else ())]
+        self.st.known.update(dict.fromkeys(proven, "set"))  # where the program goes on, it was there
+        self.proven += proven
 
     def vouched_for(self, obj, holder):
         """Does something else speak for the gradient: a test of its siblings, or a class that fills the gradients itself?"""
