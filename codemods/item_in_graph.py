@@ -32,23 +32,26 @@ loss.backward()
 
 Fix safety
 ----------
-No fix: whether the term is to train is for a person to say.
+Unsafe, and offered only where it is a matter of notation: the tensor takes the number's place in sums and products, and
+`math.exp` becomes `torch.exp`. Whether the term is to train is for a person, or the harness, to say.
 
 References
 ----------
 - https://docs.pytorch.org/docs/stable/generated/torch.Tensor.item.html
 """
 
+from codemods._connect import connected
 from gradfix.codemod import Codemod
+from gradfix.findings import Verdict
 
-codemod = Codemod(__name__, code="GF401", promises=(), fixable=False)
+codemod = Codemod(__name__, code="GF401", promises=(Verdict.REPAIRED, Verdict.GAINED))
 WRITE = {"item": "drop `.item()`", "tolist": "stay with the tensor", "float": "drop `float()`", "int": "stay with the tensor",
          "math": "use torch's function of the same name"}
 
 
 @codemod.check
 def check(facts):
-    for fact, _ in facts.bad("item-in-graph"):
+    for fact, contexts in facts.bad("item-in-graph"):
         kind, op = fact.info["cut"], fact.info["op"]
         instead = f"write `torch.{op}`" if kind == "math" and op else WRITE.get(kind, "stay with the tensor")
-        yield codemod.cut_finding(fact, "the value leaves the graph here as a plain number", instead)
+        yield codemod.cut_finding(fact, "the value leaves the graph here as a plain number", instead, connected(facts, fact, contexts))

@@ -37,16 +37,19 @@ optimizer.step()
 
 Fix safety
 ----------
-No fix: the arithmetic behind the array has to be written with torch's functions.
+Unsafe, and offered only where torch has a function for each of NumPy's in the expression (`np.clip` is `torch.clamp`, `np.var`
+is `torch.var` with `correction=0`). Whether the term is to train is for a person, or the harness, to say.
 
 References
 ----------
 - https://docs.pytorch.org/docs/stable/generated/torch.Tensor.numpy.html
 """
 
+from codemods._connect import connected
 from gradfix.codemod import Codemod
+from gradfix.findings import Verdict
 
-codemod = Codemod(__name__, code="GF402", promises=(), fixable=False)
+codemod = Codemod(__name__, code="GF402", promises=(Verdict.REPAIRED, Verdict.GAINED))
 # torch's name for a function of NumPy, where it is another one.
 TORCH = {"clip": "clamp", "power": "pow", "absolute": "abs", "concatenate": "cat", "arctan2": "atan2", "arcsin": "asin", "arccos": "acos",
          "arctan": "atan", "log1p": "log1p", "maximum": "maximum", "minimum": "minimum", "array": "stack", "mean": "mean", "sqrt": "sqrt",
@@ -56,7 +59,7 @@ TORCH = {"clip": "clamp", "power": "pow", "absolute": "abs", "concatenate": "cat
 
 @codemod.check
 def check(facts):
-    for fact, _ in facts.bad("numpy-in-graph"):
+    for fact, contexts in facts.bad("numpy-in-graph"):
         name = TORCH.get(fact.info["op"])
         instead = f"write `torch.{name}`" if name else "stay with tensors and torch's functions"
-        yield codemod.cut_finding(fact, "the value leaves the graph here as a NumPy array", instead)
+        yield codemod.cut_finding(fact, "the value leaves the graph here as a NumPy array", instead, connected(facts, fact, contexts))

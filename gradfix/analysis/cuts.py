@@ -53,6 +53,7 @@ class Cuts:
         dead: set = set()
         for part in parts:
             if isinstance(part, Number):
+                self.bend(part.cuts, node)
                 dead |= part.cuts
                 continue
             obj = self.obj(part)
@@ -61,6 +62,13 @@ class Cuts:
             else:
                 dead |= obj.dead
         return capped(dead)
+
+    def bend(self, cuts, node):
+        """What was read from a tensor goes through something that a tensor in its place could not do, or would be cut by."""
+        module, stmt = self.statements[-1]
+        where = (module.path, module.span(node if hasattr(node, "lineno") else stmt)) if node is None or isinstance(node, ast.AST) else node
+        for cut in cuts:
+            self.bent.setdefault((cut.path, cut.span, cut.kind), set()).add(where)
 
     # ------------------------------------------------------- what lies below
     def additive(self, value):
@@ -203,10 +211,16 @@ class Cuts:
                     lost = behind & held
                     if lost and not term.blind and not term.live & held:
                         self.cut_fact(cut, term, lost)
-                elif not any(not self.st.heap[i].dead for i in term.live if i in self.st.heap) and (any(map(self.is_trained, behind)) or cut in term.shared and RULES[cut.kind] == "item-in-graph"):
+                elif not any(self.trains_itself(i, term) for i in term.live if i in self.st.heap) and (any(map(self.is_trained, behind)) or cut in term.shared and RULES[cut.kind] == "item-in-graph"):
                     self.cut_fact(cut, term, {i for i in behind if self.is_trained(i)})
 
     settling = False
+
+    def trains_itself(self, oid, term):
+        """Is what a loss reaches trained for its own sake?  A leaf that was made of what was cut off only hides the cut,
+        unless it was taken out on purpose (`x.detach().requires_grad_()`) and something is computed from it."""
+        obj = self.st.heap[oid]
+        return not obj.dead or not term.hidden and obj.leaf is True and obj.rg is True and all(c.kind in ("detach", "data") for c in obj.dead)
 
     def with_module(self, oid):
         """A parameter, and for one that stands for all of a module that we can't see into, the module."""
@@ -273,6 +287,7 @@ class Cuts:
         module = self.project.module(cut.path)
         info = {"cut": cut.kind, "op": cut.op, "loss": (term.path, term.span), "lost": self.names_of(lost),
                 "torch": module.torch_name() if module is not None else "torch", "hidden": term.hidden}
+        info["bent"] = self.bent.setdefault((cut.path, cut.span, cut.kind), set())  # filled until the end of the program
         self.out.facts.append(Fact(RULES[cut.kind], cut.path, cut.span, cut.statement, True, info, self.concrete))
 
     def shares_model(self, oid, live):

@@ -227,6 +227,7 @@ class Interpreter(tm.TorchModel):
         self.tested: set = set()
         self.modules: set = set()
         self.fed: set = set()
+        self.bent: dict = {}  # (path, span, kind) of a cut -> the places that keep what was cut from being a tensor
         self.proven: list = []  # objects of which a gradient was used without a test
         self.narrowed: list = []  # what was assumed: (value or old value, slot or name, truth or new value)
         self.viewed: dict = {}  # base's oid -> the views made of it

@@ -133,6 +133,8 @@ class TorchModel(Cuts, Training):
         for part in parts:
             if isinstance(part, Number):
                 numbers |= part.cuts
+                if isinstance(node, ast.Call) and not (isinstance(node.func, ast.Name) and node.func.id == "sum"):
+                    self.bend(part.cuts, node)
                 continue
             obj = self.obj(part)
             if obj.kind in ("tensor", "opaque", "module", "instance"):
@@ -483,6 +485,7 @@ class TorchModel(Cuts, Training):
         if any(self.obj(v) is not None and self.obj(v).kind == "tensor" for v in values):
             return self.operation(node, values, "eq")
         cuts = frozenset().union(*(v.cuts for v in values if isinstance(v, Number)))
+        self.bend(cuts, node)
         return Number(cuts) if cuts else UNKNOWN
 
     def on_Subscript(self, node):
@@ -635,6 +638,7 @@ class TorchModel(Cuts, Training):
         self.fed.update((receiver.oid if receiver is not None else None, p.oid) for p in parts if isinstance(p, Ref))
         ins = [p.oid for p in parts if isinstance(p, Ref)] + ([receiver.oid] if receiver is not None else [])
         numbers = frozenset(c for p in parts if isinstance(p, Number) for c in p.cuts)
+        self.bend(numbers, node)
         if numbers and not ins:
             return Number(numbers)
         return self.new("opaque", origin="result", ins=tuple(ins), node=node, mode=self.st.mode, callee=receiver.oid if receiver is not None else None)
@@ -876,6 +880,7 @@ class TorchModel(Cuts, Training):
             return memo[value.oid]
         ref = self.new(obj.kind)
         memo[value.oid] = ref
+        self.copies[ref.oid] = value.oid
         new = obj.copy()
         new.statement = self.statements[-1] if self.statements else new.statement
         new.attrs = {k: self.deepcopy(v, memo) for k, v in obj.attrs.items()}
@@ -893,13 +898,19 @@ class TorchModel(Cuts, Training):
         cuts = set()
         for v in self.operands(args):
             if isinstance(v, Number):
+                self.bend(v.cuts, node)
                 cuts |= v.cuts
                 continue
             obj = self.obj(v)
             if obj.kind in ("tensor", "opaque") and obj.rg is not False:
                 cuts.add(self.cut(node, kind, v.oid, op))
             for cut in obj.dead:  # a number read from a detached value
-                cuts.add(self.cut(node, kind, cut.source, op) if cut.kind in SOFT else cut)
+                named = self.cut(node, kind, cut.source, op) if cut.kind in SOFT else cut
+                if named is not cut:
+                    self.bend([named], (cut.path, cut.span))
+                cuts.add(named)
+        if self.st.mode is not True:
+            self.bend(cuts, self.statements[-1][1])
         return Number(capped(cuts)) if cuts else PLAIN
 
     def variable(self, node, args, kwargs):
@@ -1058,6 +1069,7 @@ class TorchModel(Cuts, Training):
             if name in ("append", "items", "keys", "values"):
                 return UNKNOWN
             cuts = receiver.cuts.union(*(p.cuts for p in self.operands([*args, *kwargs.values()]) if isinstance(p, Number)))
+            self.bend(cuts, node)
             return Number(capped(cuts)) if cuts else PLAIN
         if bound.function is not None:
             return self.call_function(bound.function, args, kwargs, node, receiver=receiver, open_args=open_args)

@@ -22,6 +22,7 @@ class Training:
         self.branch_facts: list = []
         self.replaced: set = set()  # parameters that took the place of one that an optimizer held
         self.idle_steps: list = []  # (optimizer, what was live) of steps of which no held parameter got a gradient
+        self.copies: dict = {}  # a deep copy's oid -> the original's
         self.called_methods: set = set()  # objects whose methods are no tensor's
         self.dependence: set = set()
 
@@ -225,7 +226,7 @@ class Training:
             if new or thawed:
                 return self.stale_fact(how, new or thawed, "new" if new else "thawed")
         for oid, reached in self.idle_steps:  # a copy is trained and the optimizer still holds the original
-            if oid == ref.oid and (new := {i for i in loose & reached if i > ref.oid}):
+            if oid == ref.oid and (new := {i for i in loose & reached if self.copies.get(i) in items}):
                 return self.stale_fact(how, new, "copied")
         return False
 

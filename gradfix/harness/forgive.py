@@ -3,7 +3,8 @@
 It runs the script as it was, but overlooks the mistakes that the findings name: the gradient of every tensor is kept,
 a `.grad` that is `None` at such a row counts as zeros, a leaf may be updated in place, a parameter that is bound again
 is updated instead, a tensor that should be a leaf is made one, a module registers what it was given in a list, a tensor made
-of others stays connected to them, a `zero_grad()` that comes too early waits.  So the
+of others stays connected to them, so does a number or an array that was read from one, a `zero_grad()` that comes too
+early waits.  So the
 statements of the original say what the repaired program has to compute, to the end of the script, and not one line of
 the rewrite takes part in it.
 """
@@ -18,6 +19,7 @@ import sys
 import torch
 from torch.overrides import TorchFunctionMode
 
+from gradfix.harness.measured import measured
 from gradfix.harness.record import Recorder, _grad
 from gradfix.harness.trace import Event
 
@@ -25,6 +27,7 @@ INPLACE_ON_LEAF = ("a leaf Variable that requires grad", "a view of a leaf Varia
 ONLY_FLOATS = "floating point"
 NOT_USED = "appears to not have been used in the graph"
 NO_TRUTH = "Boolean value of Tensor with more than one value"
+LEAVES = {"item", "tolist", "numpy", "detach", "cpu"}  # methods that end a tensor's history, and what is said beside them
 WRAPS = {"tensor", "as_tensor", "Tensor", "FloatTensor", "DoubleTensor", "Variable"}
 
 
@@ -65,7 +68,7 @@ class ForgivingRecorder(Recorder):
 
         for name, function in (
             ("leaf", self.leaf), ("rebind", self.rebind), ("late", self.put_off), ("spell", self.spell),
-            ("register", self.register), ("rewrap", self.rewrap), ("element", self.element), ("Skip", Skip),
+            ("register", self.register), ("rewrap", self.rewrap), ("keep", self.keep), ("data", self.data), ("element", self.element), ("Skip", Skip),
         ):  # fmt: skip
             setattr(builtins, f"__gradfix_{name}__", function)
         self.mode = Forgiving(self)
@@ -236,6 +239,29 @@ class ForgivingRecorder(Recorder):
         self.note("a tensor made of others stays connected to them")
         return joined.to(kwargs["dtype"]) if "dtype" in kwargs else joined
 
+    def keep(self, function, *args, **kwargs):
+        """A number or an array read from a tensor, connected to it: the tensor itself, or a measured function of it."""
+        owner, name = getattr(function, "__self__", None), getattr(function, "__name__", "")
+        if isinstance(owner, torch.Tensor) and owner.requires_grad and name in LEAVES and not args:
+            self.note("a number read from a tensor stays connected to it")
+            return list(owner.unbind()) if name == "tolist" else owner
+        if function is float and len(args) == 1 and isinstance(args[0], torch.Tensor) and args[0].requires_grad:
+            self.note("a number read from a tensor stays connected to it")
+            return args[0]
+        if name in WRAPS | {"from_numpy"} and len(args) == 1:
+            kwargs.pop("requires_grad", None)
+            return args[0] if isinstance(args[0], torch.Tensor) and not kwargs else self.rewrap(function, *args, **kwargs)
+        home = (getattr(function, "__module__", None) or type(function).__module__).partition(".")[0]
+        if home in ("math", "numpy") and not isinstance(owner, torch.Tensor):
+            result = measured(function, args, kwargs)
+            if result is not None:
+                self.note("a function that autograd does not know is differentiated by measuring")
+                return result
+        return function(*args, **kwargs)
+
+    def data(self, value):
+        return value if isinstance(value, torch.Tensor) else value.data
+
     def element(self, value, index):
         """The only element of a tensor or array without dimensions may be indexed."""
         if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):
@@ -262,7 +288,7 @@ class ForgivingRecorder(Recorder):
         mine = self.path_of(path)
         tree = ast.parse(source, path)
         self.loops[mine] = _loops_around(tree, self.rows.get(mine, set()))
-        names = ("leaf", "rebind", "late", "register", "rewrap", "scalar")
+        names = ("leaf", "rebind", "late", "register", "rewrap", "keep", "scalar")
         tree = _Statements(**{name: set(getattr(self.spec, name).get(mine, ())) for name in names}).visit(tree)
         if self.skips:
             tree = _Skips(self.rows.get(mine, set()), self.spec.none).visit(tree)
@@ -324,9 +350,9 @@ def _misspelt(name: str) -> bool:
 
 
 class _Statements(ast.NodeTransformer):
-    def __init__(self, leaf, rebind, late, register, rewrap, scalar):
+    def __init__(self, leaf, rebind, late, register, rewrap, keep, scalar):
         self.leaf, self.rebind, self.late = leaf, rebind, late
-        self.register, self.rewrap, self.scalar = register, rewrap, scalar
+        self.register, self.rewrap, self.keep, self.scalar = register, rewrap, keep, scalar
 
     def _rows(self, node, rows) -> bool:
         return any(node.lineno <= row <= node.end_lineno for row in rows)
@@ -355,8 +381,17 @@ class _Statements(ast.NodeTransformer):
             return ast.copy_location(_call("element", node.value, node.slice), node)
         return node
 
+    def visit_Attribute(self, node):
+        node = self.generic_visit(node)
+        if node.attr == "data" and isinstance(node.ctx, ast.Load) and self._rows(node, self.keep):
+            return ast.copy_location(_call("data", node.value), node)
+        return node
+
     def visit_Call(self, node):
         node = self.generic_visit(node)
+        if self._rows(node, self.keep):
+            kept = ast.Call(ast.Name("__gradfix_keep__", ast.Load()), [node.func, *node.args], node.keywords)
+            return ast.copy_location(kept, node)
         name = getattr(node.func, "attr", getattr(node.func, "id", None))
         if name in WRAPS and node.args and self._rows(node, self.rewrap):
             first = node.args[0]
@@ -385,7 +420,7 @@ class _Statements(ast.NodeTransformer):
 
     def visit_AugAssign(self, node):
         if not self._rows(node, self.rebind):
-            return node
+            return self.generic_visit(node)
         value = ast.BinOp(_loaded(node.target), node.op, node.value)
         return ast.copy_location(ast.Assign([node.target], _call("rebind", _thunk(_loaded(node.target)), value)), node)
 

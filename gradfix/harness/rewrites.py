@@ -26,6 +26,8 @@ FORGIVES = {
     "zero-grad-order": "late",
     "unregistered-parameter": "register",
     "tensor-rewrap": "rewrap",
+    "item-in-graph": "keep",
+    "numpy-in-graph": "keep",
     "grad-truthiness": "truth",
     "legacy-scalar-index": "scalar",
 }

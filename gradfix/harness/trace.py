@@ -16,6 +16,7 @@ class Forgive(msgspec.Struct):
     late: dict[str, list[int]] = {}  # calls of `zero_grad` that come too early
     register: dict[str, list[int]] = {}  # statements that give a module what it does not register
     rewrap: dict[str, list[int]] = {}  # calls that make a tensor of tensors, and cut them off
+    keep: dict[str, list[int]] = {}  # calls that make numbers or arrays of tensors, and cut them off
     scalar: dict[str, list[int]] = {}  # indices of what has one element and no dimension
     truth: dict[str, list[int]] = {}  # tests of whether there is a gradient
     until: str = "backward"  # for what such a `zero_grad` waits: the next "backward", or the next behind a "step"
