@@ -53,6 +53,7 @@ class Server:
         self.faults: list[Fault] = []
         self.requests: list[tuple[str, str]] = []
         self.page = 2  # the most entries that a page holds, so that several are needed
+        self.too_large: set[str] = set()  # files of whose diff it sends no lines
         server = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -147,6 +148,10 @@ class Server:
         return found
 
 
+def changed_rows(patch: str) -> int:
+    return len(re.findall(r"^[-+]", patch, re.M))
+
+
 def resolved(schema):
     if isinstance(schema, dict):
         if "$ref" in schema:
@@ -222,8 +227,8 @@ class GitHub(Server):
             return self.paged([self.pull()] if query.get("head") == "fork:change" else [], query, path)
         if end == "files":
             files = [
-                {"filename": f["path"], "status": f["status"], "sha": "0" * 40}
-                | ({"patch": f["patch"].removesuffix("\n")} if f["patch"] else {})
+                {"filename": f["path"], "status": f["status"], "sha": "0" * 40, "changes": changed_rows(f["patch"])}
+                | ({"patch": f["patch"].removesuffix("\n")} if f["patch"] and f["path"] not in self.too_large else {})
                 | ({"previous_filename": f["old"]} if f["status"] == "renamed" else {})
                 for f in self.files()
             ]
@@ -307,7 +312,8 @@ class GitLab(Server):
         if (method, rest) == ("GET", "/diffs"):
             kinds = {"added": "new_file", "removed": "deleted_file", "renamed": "renamed_file"}
             files = [
-                {"old_path": f["old"], "new_path": f["path"], "diff": f["patch"]}
+                {"old_path": f["old"], "new_path": f["path"], "diff": "" if f["path"] in self.too_large else f["patch"]}
+                | {"collapsed": False, "too_large": f["path"] in self.too_large}
                 | {flag: f["status"] == status for status, flag in kinds.items()}
                 for f in self.files()
             ]

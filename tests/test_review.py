@@ -199,8 +199,9 @@ def test_diffs_of_other_makers(repo, review, monkeypatch, options):
         lambda d: d.decode().replace("\n", "\r\n").encode("utf-16"),  # by a Windows shell
         lambda d: b"\xef\xbb\xbf" + d,
         lambda d: b"From 0123 Mon Sep 17 00:00:00 2001\nSubject: --- x\n\n" + d + b"-- \n2.39.5\n\n",
+        lambda d: re.sub(rb"(?m)^([^ \n][^\r\n]*)", b"\x1b[1;32m\\1\x1b[m", d),  # git with color.ui=always
     ],
-    ids=["crlf", "utf-16", "bom", "mail"],
+    ids=["crlf", "utf-16", "bom", "mail", "colour"],
 )
 @pytest.mark.parametrize("newline", ["\n", "\r\n"], ids=["lf-file", "crlf-file"])
 def test_diffs_that_were_written_oddly(repo, review, written, newline):
@@ -208,6 +209,73 @@ def test_diffs_that_were_written_oddly(repo, review, written, newline):
     root = repo(first, {**second, "é.py": OLD.replace("\n", newline)})
     Path("d.diff").write_bytes(written(git(root, "-c", "core.quotePath=false", "diff", "main", "change").encode()))
     assert found(review("--diff", "d.diff").out) == ["train.py:13", "train.py:14", "é.py:7"]
+
+
+def test_a_series_of_patches_is_no_change(repo, review):
+    """Each leads to the next: the rows of all but the last are not those of the files."""
+    root = repo()
+    write(root, {"train.py": SECOND["train.py"] + "w = torch.tensor([1], requires_grad=True)\n"})
+    git(root, "commit", "-qam", "third")
+    for command in (["format-patch", "--stdout", "main"], ["log", "-p", "main..change"]):
+        Path("d.diff").write_text(git(root, *command))
+        done = review("--diff", "d.diff")
+        assert done.code == 2 and "the diff has train.py twice" in done.err
+
+
+def test_a_diff_of_a_merge_is_refused(repo, review):
+    root = repo()
+    git(root, "checkout", "-q", "main")
+    write(root, {"train.py": TRAIN.replace("randn(8, 4)", "randn(9, 4)")})
+    git(root, "commit", "-qam", "other")
+    git(root, "checkout", "-q", "change")
+    git(root, "merge", "-q", "--no-commit", "main")
+    write(root, {"train.py": (root / "train.py").read_text().replace("randn(9", "randn(7")})
+    git(root, "commit", "-qam", "merged")
+    for option in ("--cc", "-c"):
+        Path("d.diff").write_text(git(root, "show", option))
+        done = review("--diff", "d.diff")
+        assert done.code == 2 and "has several old sides" in done.err
+    assert found(review("--base", "main").out) == ["train.py:13", "train.py:14"]
+
+
+def test_a_file_that_turns_into_a_link_is_no_series(repo, review):
+    root = repo({"a.py": "x = 1\n", "b.py": "x = 1\n"}, {"b.py": OLD})
+    (root / "a.py").unlink()
+    (root / "a.py").symlink_to("b.py")
+    git(root, "commit", "-qam", "third")
+    Path("d.diff").write_text(git(root, "diff", "main"))
+    assert found(review("--diff", "d.diff").out) == ["b.py:7"]
+
+
+@pytest.mark.parametrize("attributes", ["*.py -diff", "*.py binary", "*.py diff=odd"])
+def test_attributes_hide_no_lines(repo, review, attributes):
+    root = repo()
+    (root / ".git" / "info").mkdir(exist_ok=True)
+    (root / ".git" / "info" / "attributes").write_text(attributes)
+    git(root, "config", "diff.odd.binary", "true")
+    assert found(review("--base", "main").out) == ["train.py:13", "train.py:14"]
+
+
+def test_a_diff_without_the_lines_of_a_file_says_so(repo, review):
+    root = repo()
+    (root / ".git" / "info").mkdir(exist_ok=True)
+    (root / ".git" / "info" / "attributes").write_text("train.py binary")
+    Path("d.diff").write_text(git(root, "diff", "main"))
+    done = review("--diff", "d.diff")
+    assert done.code == 1 and "warning: train.py: the diff does not have its lines" in done.err
+    assert found(done.out) == ["train.py:14"]  # by its cause in model.py
+
+
+def test_a_file_that_the_change_does_not_touch_may_be_unreadable(repo, review):
+    repo({**FIRST, "legacy.py": "print 1\n", "legacy2.py": "print 1\n"}, SECOND)
+    done = review("--base", "main")
+    assert done.code == 1 and found(done.out) == ["train.py:13", "train.py:14"]
+    assert "warning: not read, and not part of the change: legacy.py:1: " in done.err and done.err.endswith(", and 1 more file\n")
+    assert "legacy" not in review("--base", "main", "--output-format", "rdjson").out
+    assert review("--base", "main", "--filter", "none").code == 2
+    write(Path(), {"legacy.py": "print 2\n"})
+    done = review("--base", "main")
+    assert done.code == 2 and "error: legacy.py:1:1: " in done.err and "legacy2" not in done.out
 
 
 def test_what_is_no_text_is_left_out(repo, review):
@@ -691,6 +759,17 @@ def test_github_needs_no_history(github, review):
     assert [(c["path"], c["line"]) for c in server.posted] == [("train.py", 12)]
 
 
+def test_github_a_diff_that_is_too_large_to_send(github, review):
+    server = github(FIRST, {**SECOND, "new.py": OLD})
+    server.too_large = {"train.py", "new.py"}
+    done = review("--post", "github")
+    assert "warning: train.py: the diff does not have its lines" in done.err and "new.py" not in done.err
+    (posted,) = server.reviews
+    assert "`new.py:7`" in posted["body"] and [c["path"] for c in server.posted] == ["model.py"]
+    assert "warning" not in review("--base", "main", "--post", "github").err
+    assert "`train.py:13`" in server.reviews[1]["body"]
+
+
 def test_github_posts_once(github, review):
     server = github()
     review("--base", "main", "--post", "github")
@@ -702,6 +781,14 @@ def test_github_posts_once(github, review):
     server.head = git(server.folder, "rev-parse", "HEAD").strip()
     review("--base", "main", "--post", "github")
     assert len(server.reviews) == 1
+
+
+def test_github_posts_once_even_what_is_only_counted(github, review):
+    lines = "".join(f"w{i} = torch.tensor([1, {i}], requires_grad=True)\n\n" for i in range(90))
+    server = github({"a.py": "x = 1\n"}, {"a.py": "import torch\n" + lines})
+    assert "Posted 30 comments." in review("--post", "github").err
+    assert "- and 10 more; `gradfix check` shows them." in server.reviews[0]["body"]
+    assert "Posted nothing: all of it is there already." in review("--post", "github").err
 
 
 def test_github_posts_what_is_new(github, review):
@@ -942,6 +1029,13 @@ def test_gitlab_added_lines_and_renames(gitlab, review):
     )
     assert "Posted" in review("--post", "gitlab").err
     assert server.posted[0]["position"]["old_path"] == "a.py" and "old_line" not in server.posted[0]["position"]
+
+
+def test_gitlab_a_diff_that_is_too_large_to_send(gitlab, review):
+    server = gitlab(FIRST, SECOND)
+    server.too_large = {"train.py"}
+    assert "warning: train.py: the diff does not have its lines" in review("--post", "gitlab").err
+    assert [d["position"]["new_path"] for d in server.posted] == ["model.py"]
 
 
 def test_gitlab_posts_once_and_the_rest_in_a_note(gitlab, review):

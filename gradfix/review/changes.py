@@ -10,6 +10,7 @@ import codecs
 import os
 import re
 import subprocess
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -42,6 +43,7 @@ class FileChange:
     old_path: str | None  # None: a new file
     hunks: tuple[Hunk, ...] = ()
     deleted: bool = False
+    hidden: bool = False  # it differs, but the diff does not have its lines (marked as binary, or too large)
 
     def hunk(self, start: int, end: int) -> Hunk | None:
         """The hunk that holds all these rows."""
@@ -74,10 +76,13 @@ class Changes:
 
 
 def as_git_writes_it(data: bytes) -> bytes:
-    """A diff that went through an editor or a shell which writes UTF-16, a byte order mark, or its own line ends."""
+    """A diff that went through an editor or a shell which writes UTF-16, a byte order mark, or its own line ends, or that
+    git coloured."""
     if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         data = data.decode("utf-16", "replace").encode("utf-8", "surrogatepass")
     data = data.removeprefix(codecs.BOM_UTF8)
+    if re.search(rb"^\x1b\[[0-9;]*m(?:diff --git|--- )", data, re.M):
+        data = re.sub(rb"\x1b\[[0-9;]*m", b"", data)
     headers = re.findall(rb"^(?:--- |\+\+\+ |@@ |diff --git )[^\n]*\n", data, re.M)
     if headers and all(line.endswith(b"\r\n") for line in headers):
         data = data.replace(b"\r\n", b"\n")
@@ -85,11 +90,17 @@ def as_git_writes_it(data: bytes) -> bytes:
 
 
 def parse(text: str) -> list[FileChange]:
+    if re.search(r"^diff --(?:cc|combined) ", text, re.M):
+        raise ReviewError("the diff can't be read: that of a merge has several old sides; `git diff A B` makes one that has one")
     try:
         patch = unidiff.PatchSet.from_string(text)
     except unidiff.UnidiffParseError as error:
         raise ReviewError(f"the diff can't be read: {error}") from None
-    return [_file(entry) for entry in patch]
+    files = [_file(entry) for entry in patch]
+    seen = Counter(f.path for f in files if not f.deleted)
+    if twice := next((path for path, times in seen.items() if times > 1), None):
+        raise ReviewError(f"the diff has {twice} twice: a series of patches is no change; `git diff A B` makes one of it")
+    return files
 
 
 def parse_hunks(patch: str | None) -> tuple[Hunk, ...]:
@@ -106,6 +117,7 @@ def _file(entry: unidiff.PatchedFile) -> FileChange:
         old_path=None if entry.is_added_file else old,
         hunks=tuple(map(_hunk, entry)),
         deleted=entry.is_removed_file,
+        hidden=entry.is_binary_file,
     )
 
 
@@ -211,6 +223,7 @@ def _since(tree: str, **commits: str) -> Changes:
     root = git_root()
     options = ["--no-color", "--no-ext-diff", "--no-textconv", "--ignore-submodules", "--find-renames", "--unified=3"]
     options += ["--src-prefix=a/", "--dst-prefix=b/", "--diff-algorithm=default", "--no-relative"]
+    options += ["--text"]  # whatever attributes say: a notebook that they call binary has lines
     # No data files: they can be huge.
     diff = git("diff", *options, tree, "--", *(f":(top,glob)**/*{suffix}" for suffix in SUFFIXES))
     return Changes(root, parse(diff.decode("utf-8", "surrogateescape")), **commits)

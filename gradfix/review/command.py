@@ -106,21 +106,29 @@ def review(session, options: Options, runner) -> Outcome:
     change, problems = select.fitting(change)
 
     result = engine.check(session.files, session.settings, runner, session.overlay)
+    notes = [
+        f"warning: {f.path}: the diff does not have its lines; findings on them may be missing (--base REV knows them)"
+        for f in change.files
+        if f.hidden and f.old_path is not None and not f.deleted and f.path.endswith(changes.SUFFIXES)
+    ]
+    if options.filter != "none":
+        result, note = _without_old_problems(result, change)
+        notes += note
     found = select.introduced(result, change, options.filter, session.settings, runner)
     found = [engine.with_settings(f, session.settings) for f in found]
-    outcome = Outcome(replace(result, findings=found), result.findings, problems)
+    outcome = Outcome(replace(result, findings=found), result.findings, problems, notes=tuple(notes))
 
     if options.verify:
         outcome.unproven = _unproven(session, options, outcome, runner)
     if options.post:
         if request is not None:
             try:
-                outcome.notes = tuple(_post(request, options, outcome, session.settings, change, runner))
+                outcome.notes += tuple(_post(request, options, outcome, session.settings, change, runner))
                 outcome.text = ""
                 return outcome
             except NotPosted as error:
                 unreachable = str(error)
-        outcome.notes = (f"warning: nothing was posted: {unreachable}",)
+        outcome.notes += (f"warning: nothing was posted: {unreachable}",)
         outcome.report_as = "github" if options.post == "github" else "full"
         return outcome
     if options.format in ("github", "gitlab"):
@@ -133,6 +141,17 @@ def review(session, options: Options, runner) -> Outcome:
         ]
         outcome.result = replace(outcome.result, findings=clickable)
     return outcome
+
+
+def _without_old_problems(result: engine.Result, change: changes.Changes):
+    """A file that can't be read is no failure of a change that does not touch it.  The result, and what to say."""
+    old = [p for p in result.problems if p.path not in change.by_path]
+    if not old:
+        return result, []
+    first = min(old, key=lambda p: p.sort_key)
+    more = f", and {payload.count(len(old) - 1, 'more file')}" if len(old) > 1 else ""
+    note = f"warning: not read, and not part of the change: {place(first.path, first.cell, first.row)}: {first.reason}{more}"
+    return replace(result, problems=[p for p in result.problems if p.path in change.by_path]), [note]
 
 
 def _unproven(session, options: Options, outcome: Outcome, runner) -> dict[Finding, str]:

@@ -91,12 +91,13 @@ class Pull:
         raise ReviewError(f"no open pull request has commit {run['head_sha']} at its head")
 
     def changes(self, root: str) -> Changes:
-        """The diff as GitHub has it.  Of a file that is too large it sends none."""
+        """The diff as GitHub has it."""
         files = []
         with reading():
             for file in self.pull.get_files():
                 old = None if file.status == "added" else file.previous_filename or file.filename
-                files.append(FileChange(file.filename, old, parse_hunks(file.patch), file.status == "removed"))
+                hidden = not file.patch and bool(file.changes)  # too large to send
+                files.append(FileChange(file.filename, old, parse_hunks(file.patch), file.status == "removed", hidden))
         return Changes(root, files, self.head)
 
     def posted(self) -> set[str]:

@@ -70,13 +70,14 @@ class MergeRequest:
             raise ReviewError(f"merge request {number} has no diff yet")
 
     def changes(self, root: str) -> Changes:
-        """The diff as GitLab has it.  Of a file that is too large it sends none."""
+        """The diff as GitLab has it."""
         files = []
         with reading():
             path = f"{self.request.manager.path}/{self.request.iid}/diffs"
             for file in self.client.http_list(path, iterator=True, retry_transient_errors=True):
                 old = None if file["new_file"] else file["old_path"]
-                files.append(FileChange(file["new_path"], old, parse_hunks(file["diff"]), file["deleted_file"]))
+                hidden = not file["diff"] and bool(file.get("too_large") or file.get("collapsed"))
+                files.append(FileChange(file["new_path"], old, parse_hunks(file["diff"]), file["deleted_file"], hidden))
         return Changes(root, files, self.head, self.refs["base_sha"], self.refs["start_sha"])
 
     def _discussions(self) -> list:

@@ -11,6 +11,7 @@ from gradfix.review.comments import Comment, Item, Review
 
 MOST_COMMENTS = 30  # more in one review look like abuse, to the platform and to its reader
 MOST_LISTED = 50
+MOST_MARKED = 2000  # of those that only a number stands for: they are said, too, and don't come back in the next run
 MOST_CHARACTERS = 60_000  # of a body; GitHub takes 65,536
 MARK = re.compile(r"<!-- gradfix: ([0-9a-f ]+) -->\s*\Z")
 
@@ -118,7 +119,7 @@ def summary(shown: list[Comment], rest: list[Item], known: int = 0) -> str:
         lines.append(f"- {place(item.finding)} {headline(item)}")
     if len(rest) > MOST_LISTED:
         lines.append(f"- and {len(rest) - MOST_LISTED} more; `gradfix check` shows them.")
-    text, end = printable("\n".join(lines)), "\n\n" + mark(rest[:MOST_LISTED])
+    text, end = printable("\n".join(lines)), "\n\n" + mark(rest[:MOST_MARKED])
     return text[: MOST_CHARACTERS - len(end)] + end
 
 
