@@ -16,7 +16,8 @@ from fixture_support import ROOT, settings  # noqa: E402
 from harness_support import Verdict, prove, rewritten, runs, script, write  # noqa: E402
 
 from gradfix.harness.rewrites import Rewriter  # noqa: E402
-from gradfix.harness.run import Limits  # noqa: E402
+from gradfix.harness.run import Limits, Script  # noqa: E402
+from gradfix.harness.trace import Forgive  # noqa: E402
 from gradfix.runner import Runner  # noqa: E402
 
 FOUNDING = """\
@@ -107,6 +108,15 @@ def test_scripts_of_many_shapes(tmp_path):
     changed = b"import torch\ndef make(n):\n    return torch.zeros(n, requires_grad=True)\n"
     record = runs().run(here, {str((tmp_path / "pkg/parts.py").resolve()): changed})
     assert numbers(record.end["w"].value) == [0.0] * 3
+
+
+def test_gradfix_and_python_are_not_the_users_code(tmp_path):
+    path = write(tmp_path, FOUNDING)
+    here = Script(str(path.resolve()), "/", str(tmp_path), Limits(timeout=30))  # GradFix and Python lie inside of it
+    for mode in ({}, {"mode": "forgive", "forgive": Forgive()}):
+        record = runs().run(here, **mode)
+        assert {e.place.path.rpartition("/")[2] for e in record.events if e.place} == {"script.py"}
+        assert not [name for name in record.modules if name.endswith(("argparse.py", "record.py"))]
 
 
 def test_two_runs_are_the_same_run(tmp_path):

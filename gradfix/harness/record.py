@@ -18,6 +18,7 @@ import os
 import random
 import signal
 import sys
+import sysconfig
 import time
 import types
 import warnings
@@ -33,6 +34,12 @@ STORE = 64 << 20  # bytes of tensor contents that one record may hold
 MOST_EVENTS = 200_000
 MOST_OUTPUT = 1 << 20
 MOST_NAMES = 20_000  # objects looked at to name the tensors of one event
+
+# A project may hold the environment that it runs in, and a checkout of GradFix: neither is the user's code.
+NOT_MINE = tuple(
+    os.path.realpath(p) + os.sep
+    for p in (os.path.dirname(os.path.dirname(__file__)), *map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib")))
+)
 
 _grad = torch._C.TensorBase.__dict__["grad"]
 _is_writing = frozenset("wax+")
@@ -268,7 +275,7 @@ class Recorder:
             return self.files[filename]
         except KeyError:
             path = os.path.realpath(filename) if os.path.isabs(filename) else filename
-            mine = path.startswith(self.prefix) and "site-packages" not in path
+            mine = path.startswith(self.prefix) and not path.startswith(NOT_MINE) and "site-packages" not in path
             self.files[filename] = path[len(self.prefix) :].replace(os.sep, "/") if mine else None
             return self.files[filename]
 
