@@ -222,3 +222,84 @@ def test_a_branch_that_is_gone_counts_as_run_where_it_ran(tmp_path):
     )
     judged = prove(path, Rewriter([str(path)], settings(legacy=True), Runner(1)).make())
     assert judged.verdict is Verdict.PRESERVED, judged.reason
+
+
+# name: (script, its verdict, what the reason says); all fixes are made, safe and unsafe
+RIGHT = {
+    "only one of two names becomes a leaf": (
+        """\
+        import torch
+        x, y = torch.randn(3, 4), torch.randn(3, 1)
+        (x * y).sum().backward()
+        print(x.grad.norm())
+        [p, q] = (torch.ones(2, requires_grad=True) * 2, torch.ones(2))
+        (p * q).sum().backward()
+        print(p.grad)
+        """,
+        Verdict.GAINED,
+        "no longer raises",
+    ),
+    "the script gets on, to a mistake that is not repaired": (
+        """\
+        import torch
+        steps = torch.tensor([1, 2], requires_grad=True)
+        steps.sum().backward()
+        print(torch.zeros(2).grad.norm())  # gradfix: ignore
+        """,
+        Verdict.GAINED,
+        "no longer raises RuntimeError: Only Tensors of floating point",
+    ),
+    "two gradients of one line are missing, and one stays so": (
+        """\
+        import torch
+        w = torch.ones(2, requires_grad=True)
+        h = w * 2
+        x = torch.zeros(2)  # gradfix: ignore
+        (h * x).sum().backward()
+        print(h.grad.norm(), x.grad.norm())  # gradfix: ignore[missing-requires-grad]
+        """,
+        Verdict.GAINED,
+        "`h.grad` is gained (script.py:6)",
+    ),
+    "a name is bound again and nothing is said of it": (
+        """\
+        import torch
+        offset, gain = torch.zeros(1, requires_grad=True), torch.ones(1, requires_grad=True)
+        for step in range(2):
+            (gain * 2 + offset).sum().backward()
+            offset -= 0.1 * offset.grad
+            offset.grad = None
+            gain = gain - 0.1  # gradfix: ignore
+        """,
+        Verdict.GAINED,
+        "no longer raises",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_a_right_rewrite_is_not_blamed(tmp_path, name):
+    source, verdict, reason = RIGHT[name]
+    judged = prove(write(tmp_path, source))
+    assert judged.verdict is verdict and reason in judged.reason, (judged.reason, judged.notes)
+
+
+def test_rows_are_those_of_the_original(tmp_path):
+    path = write(
+        tmp_path,
+        """\
+        import torch
+        w = torch.ones(2, requires_grad=True)
+        h = w * 2
+        h.sum().backward()
+        print(h.grad)
+        print(torch.zeros(2).grad.norm())  # gradfix: ignore
+        """,
+    )
+    done = rewritten(path)
+    broken = done.after[str(path)].replace(b"h.retain_grad()\n", b"h.retain_grad()\nassert w is h\n")
+    judged = prove(path, done, broken)
+    assert judged.verdict is Verdict.FAILED and judged.reason.endswith("(script.py:4)"), judged.reason
+    broken = done.after[str(path)].replace(b"print(h.grad)", b"print(h.grad)\nassert w is h\n")
+    judged = prove(path, done, broken)
+    assert judged.verdict is Verdict.FAILED and judged.reason.endswith("(script.py:6)"), judged.reason

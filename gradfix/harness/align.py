@@ -92,6 +92,7 @@ class Texts:
     """The rows of every file that the rewrite changes, by path relative to the root."""
 
     rows: dict[str, Rows] = field(default_factory=dict)
+    first: dict[str, Rows] = field(default_factory=dict)  # where the old text is itself a rewrite: from the very first one
 
     def old(self, place: Place | None):
         if place is None or place.path not in self.rows:
@@ -102,6 +103,24 @@ class Texts:
         if place is None or place.path not in self.rows:
             return place
         return (place.path, *self.rows[place.path].new.get(place.row, ("none", place.row)))
+
+
+    def from_new(self, place: Place | None) -> Place | None:
+        """Where a place of the new text was in the old one, at least nearly."""
+        if place is None or place.path not in self.rows:
+            return place
+        return Place(place.path, _row(self.rows[place.path].new.get(place.row, ("row", place.row))))
+
+    def shown(self, place: Place | None) -> Place | None:
+        """Where a place of the old text is in what the user has before them."""
+        if place is None or place.path not in self.first:
+            return place
+        return Place(place.path, _row(self.first[place.path].new.get(place.row, ("row", place.row))))
+
+
+def _row(key: tuple) -> int:
+    kind, number = key
+    return number if kind == "row" else number + 1
 
 
 def _in_block(key) -> bool:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import ast
 import difflib
 import functools
+import itertools
 import sys
 
 import torch
@@ -40,6 +41,11 @@ class ForgivingRecorder(Recorder):
         super().__init__(job, main)
         self.spec = job.forgive
         self.rows = {path: set(rows) for path, rows in self.spec.rows.items()}
+        self.meant: dict[str, dict[int, set[str]]] = {}  # the `.grad`s that the findings name at a row
+        for path, pairs in self.spec.reads.items():
+            for row, text in pairs:
+                self.meant.setdefault(path, {}).setdefault(row, set()).add(text)
+        self.gradients: dict[str, dict[tuple, str]] = {}  # the text of each `.grad`, by its place
         self.updated: dict[int, tuple[torch.Tensor, object, int]] = {}  # tensors updated in place of being bound again
         self.shown: set[str] = set()  # tensors whose gradient a finding asks for
         self.loops: dict[str, set[int]] = {}  # the rows of the loops around the named rows
@@ -54,6 +60,18 @@ class ForgivingRecorder(Recorder):
     def named_row(self, frame) -> bool:
         path = self.path_of(frame.f_code.co_filename)
         return path is not None and frame.f_lineno in self.rows.get(path, ())
+
+    def named_read(self, tensor, frame) -> bool:
+        """Whether a finding means this very `.grad`, as far as that can be told."""
+        if not self.named_row(frame):
+            return False
+        path = self.path_of(frame.f_code.co_filename)
+        texts = self.meant.get(path, {}).get(frame.f_lineno)
+        if texts is None or id(tensor) in self.absent or not hasattr(frame.f_code, "co_positions"):  # Python 3.10 has none
+            return True
+        places = itertools.islice(frame.f_code.co_positions(), frame.f_lasti // 2, None)
+        text = self.gradients.get(path, {}).get(next(places, None))
+        return text is None or text in texts
 
     def is_absent(self, tensor, frame) -> bool:
         """Whether its gradient was missing at a named row of this loop."""
@@ -80,11 +98,11 @@ class ForgivingRecorder(Recorder):
         supplied = False
         if not tensor.is_leaf and id(tensor) not in self.retained and value is not None:
             (name,) = self.named([tensor], frame)
-            if name in self.shown or self.named_row(frame):
+            if name in self.shown or self.named_read(tensor, frame):
                 self.shown.add(name)
             else:
                 value = None  # no finding asks for it
-        if value is None and (self.named_row(frame) or self.is_absent(tensor, frame)) and not self.tests_truth(frame):
+        if value is None and (self.named_read(tensor, frame) or self.is_absent(tensor, frame)) and not self.tests_truth(frame):
             self.record.skipped = True
             if self.skips and self.compiled_here(frame):
                 raise Skip
@@ -130,7 +148,7 @@ class ForgivingRecorder(Recorder):
     def after_backward(self, leaves, frame, known) -> None:
         self.held.update(self.named(leaves, frame))
         values = {}
-        for name, tensor in [*self.names.walk(frame), *self.named(leaves, frame).items()]:
+        for name, tensor in [*self.named(leaves, frame).items(), *self.names.walk(frame)]:
             if (tensor.is_leaf or tensor.retains_grad) and name not in values:
                 values[name] = self.values.of(_grad.__get__(tensor))
         self.add(Event("backward", self.place(frame), values, scale=self.scale))
@@ -152,9 +170,12 @@ class ForgivingRecorder(Recorder):
 
     # ---- what statements at the named rows are turned into
 
-    def leaf(self, make, parameter: bool):
-        """The result of an expression, as leaves that require grad."""
-        return self._leaves(make(), parameter)
+    def leaf(self, make, parameter: bool, only: tuple[int, ...]):
+        """The result of an expression (or these items of it), as leaves that require grad."""
+        value = make()
+        if only and isinstance(value, (list, tuple)):
+            return [self._leaves(item, parameter) if i in only else item for i, item in enumerate(value)]
+        return self._leaves(value, parameter)
 
     def _leaves(self, value, parameter: bool, depth: int = 0):
         if isinstance(value, torch.Tensor):
@@ -289,7 +310,13 @@ class ForgivingRecorder(Recorder):
         tree = ast.parse(source, path)
         self.loops[mine] = _loops_around(tree, self.rows.get(mine, set()))
         names = ("leaf", "rebind", "late", "register", "rewrap", "keep", "scalar")
-        tree = _Statements(**{name: set(getattr(self.spec, name).get(mine, ())) for name in names}).visit(tree)
+        self.gradients[mine] = {
+            (n.lineno, n.end_lineno, n.col_offset, n.end_col_offset): ast.unparse(n)
+            for n in ast.walk(tree)
+            if isinstance(n, ast.Attribute) and n.attr == "grad"
+        }
+        tables = {name: set(getattr(self.spec, name).get(mine, ())) for name in names}
+        tree = _Statements(parts=set(self.spec.parts.get(mine, ())), **tables).visit(tree)
         if self.skips:
             tree = _Skips(self.rows.get(mine, set()), self.spec.none).visit(tree)
         return compile(ast.fix_missing_locations(tree), path, "exec", dont_inherit=True)
@@ -350,8 +377,8 @@ def _misspelt(name: str) -> bool:
 
 
 class _Statements(ast.NodeTransformer):
-    def __init__(self, leaf, rebind, late, register, rewrap, keep, scalar):
-        self.leaf, self.rebind, self.late = leaf, rebind, late
+    def __init__(self, leaf, rebind, late, register, rewrap, keep, scalar, parts):
+        self.leaf, self.rebind, self.late, self.parts = leaf, rebind, late, parts
         self.register, self.rewrap, self.keep, self.scalar = register, rewrap, keep, scalar
 
     def _rows(self, node, rows) -> bool:
@@ -438,7 +465,8 @@ class _Statements(ast.NodeTransformer):
             isinstance(n, (ast.Name, ast.Attribute)) and "Parameter" == getattr(n, "id", getattr(n, "attr", ""))
             for n in ast.walk(node.value)
         )
-        node.value = _call("leaf", _thunk(node.value), ast.Constant(parameter))
+        only = ast.Constant(tuple(index for row, index in self.parts if node.lineno <= row <= node.end_lineno))
+        node.value = _call("leaf", _thunk(node.value), ast.Constant(parameter), only)
         return node
 
     def visit_Expr(self, node):
@@ -450,7 +478,7 @@ class _Statements(ast.NodeTransformer):
             if _misspelt(call.func.attr.rstrip("_")):
                 call.func.attr = "requires_grad_"
             elif call.func.attr in ("append", "insert", "add") and call.args:
-                call.args[-1] = _call("leaf", _thunk(call.args[-1]), ast.Constant(False))
+                call.args[-1] = _call("leaf", _thunk(call.args[-1]), ast.Constant(False), ast.Constant(()))
         return self.generic_visit(node)
 
 

@@ -46,14 +46,16 @@ class Judgement:
         return self.verdict in GOOD
 
 
-def says(error: Failure | None) -> str:
+def says(error: Failure | None, lines: Texts = Texts(), new: bool = False) -> str:
+    """An exception, at its row of the original."""
     if error is None:
         return "it ends normally"
-    where = f" ({error.place.path}:{error.place.row})" if error.place else ""
+    place = lines.shown(lines.from_new(error.place) if new else error.place)
+    where = f" ({place.path}:{place.row})" if place else ""
     return f"{error.type}: {error.message[:160]}{where}" if error.message else f"{error.type}{where}"
 
 
-def describe(difference: Difference) -> str:
+def describe(difference: Difference, lines: Texts = Texts()) -> str:
     what = {
         "read": "`{}.grad`", "end": "`{}.grad` at the end", "value": "the value of `{}` at the end",
         "backward": "the gradient of `{}`", "grad": "the gradient of `{}`", "step": "`{}` after the step",
@@ -61,7 +63,8 @@ def describe(difference: Difference) -> str:
     }[difference.kind].format(difference.name)  # fmt: skip
     if not difference.name:
         what = {"backward": "backward", "grad": "torch.autograd.grad", "step": "the optimizer's step"}[difference.kind]
-    where = f" ({difference.place.path}:{difference.place.row})" if difference.place else ""
+    place = lines.shown(difference.place)
+    where = f" ({place.path}:{place.row})" if place else ""
     note = f": {difference.note}" if difference.note else ""
     return f"{what} {'is ' if difference.change in ('lost', 'gained', 'changed') else 'has '}{difference.change}{where}{note}"
 
@@ -92,8 +95,12 @@ class Prover:
         rewrites: Sequence[Rewrite],
         before_overlay: dict[str, bytes] | None = None,
         after_overlay: dict[str, bytes] | None = None,
+        first_files: dict[str, bytes] | None = None,
     ) -> Judgement:
-        """Judge the step from one set of file contents to another (by path as given, and by real path)."""
+        """Judge the step from one set of file contents to another (by path as given, and by real path).
+
+        Where `before_files` are themselves rewritten, what is said names the rows of `first_files`.
+        """
         old = dict(before_overlay or {})
         mended = {os.path.realpath(p): text for p, data in before_files.items() if (text := mended_syntax(p, data)) is not None}
         old |= mended  # what does not parse is no witness: the same with that mended is
@@ -102,6 +109,8 @@ class Prover:
         if why is not None:
             return Judgement(Verdict.INCONCLUSIVE, why, before=before)
         lines = texts(self.script, before_files, after_files)
+        if first_files is not None:
+            lines.first = texts(self.script, first_files, before_files).rows
         watched = {path: rows.changed for path, rows in lines.rows.items() if rows.changed}
         after_run = self.runs.start(self.script, new, watched=watched)
         reference_run = self.runs.start(self.script, new, mode="reference")
@@ -181,26 +190,36 @@ def verdict(
         return Judgement(Verdict.FAILED, f"after the rewrite {after.detail or after.stopped}")
     if before.error is None and after.error is not None:
         return Judgement(
-            Verdict.FAILED, f"after the rewrite it raises {says(after.error)}", compare(before, after, lines, tolerance)
+            Verdict.FAILED, f"after the rewrite it raises {says(after.error, lines, new=True)}", compare(before, after, lines, tolerance)
         )
     differences = compare(before, after, lines, tolerance)
     usable = forgiven.stopped is None
     against = compare_forgiven(forgiven, after, lines, tolerance, doubt) if usable else []
     notes = []
+    crash_gone = before.error is not None and after.error is None
+    gets_on = crash_gone
 
     if after.error is not None and before.error is not None:
         same_place = before.error.type == after.error.type and lines.old(before.error.place) == lines.new(after.error.place)
         same_place = same_place and same_output(before.error.message, after.error.message)
         meant = usable and forgiven.error is not None and (forgiven.error.type, lines.old(forgiven.error.place)) == (
             after.error.type, lines.new(after.error.place))  # fmt: skip
-        if same_place and meant and names_row(rewrites, script, before.error):
-            why = f"the script can't get past the rewritten lines: {says(after.error)}"
+        gets_on = not same_place
+        # Two gradients may be missing at one row, and the rewrite be about the first of them.
+        got_on = any(
+            d.kind == "read" and d.change == "gained" and before.error.place is not None and d.place == before.error.place
+            for d in differences
+        )
+        if got_on:
+            pass
+        elif same_place and meant and names_row(rewrites, script, before.error):
+            why = f"the script can't get past the rewritten lines: {says(after.error, lines, new=True)}"
             return Judgement(Verdict.INCONCLUSIVE, why, differences)
-        if same_place and names_row(rewrites, script, before.error):
-            return Judgement(Verdict.FAILED, f"it still raises {says(after.error)}", differences)
-        if not same_place and not meant:
-            return Judgement(Verdict.FAILED, f"after the rewrite it raises {says(after.error)}", differences)
-        notes.append(f"the script still ends with {says(after.error)}")
+        elif same_place and names_row(rewrites, script, before.error):
+            return Judgement(Verdict.FAILED, f"it still raises {says(after.error, lines, new=True)}", differences)
+        elif not same_place and not meant:
+            return Judgement(Verdict.FAILED, f"after the rewrite it raises {says(after.error, lines, new=True)}", differences)
+        notes.append(f"the script still ends with {says(after.error, lines, new=True)}")
 
     ran = [path for record in (after, forgiven) for path, rows in record.ran.items() if rows]
     if not ran and any(rows.changed for rows in lines.rows.values()):
@@ -210,13 +229,13 @@ def verdict(
         for name, expected in event.expected.items():
             value = event.values.get(name)
             if not close(expected, value, tolerance):
-                wrong = Difference("backward", name, "changed", event.place, expected, value, "autograd.grad says otherwise")
-                return Judgement(Verdict.CHANGED, describe(wrong), [wrong], notes)
+                wrong = Difference("backward", name, "changed", lines.from_new(event.place), expected, value, "autograd.grad says otherwise")
+                return Judgement(Verdict.CHANGED, describe(wrong, lines), [wrong], notes)
 
     forgave = usable and (bool(forgiven.forgiven) or forgiven.skipped)
     if not differences and before.error is None:
         if against and forgave:
-            return Judgement(Verdict.FAILED, f"nothing came of it: {describe(against[0])}", against, notes)
+            return Judgement(Verdict.FAILED, f"nothing came of it: {describe(against[0], lines)}", against, notes)
         if against and (empty := still_none(before, after, forgiven, lines, rewrites, script)):
             return Judgement(Verdict.FAILED, f"`{empty}.grad` is still `None`", against, notes)
         if before.detail != "output varies" and not same_output(before.stdout, after.stdout):
@@ -226,29 +245,28 @@ def verdict(
         return Judgement(Verdict.PRESERVED, "every gradient is as it was", [], notes)
 
     harm = [d for d in differences if d.change not in ("gained", "appeared") and (is_named(d.name) or not d.name)]
-    crash_gone = before.error is not None and after.error is None
     if against:
         if not forgave and harm and any(Verdict.REPAIRED in r.promises for r in rewrites) and not crash_gone:
-            return by_first_difference(differences, notes)
+            return by_first_difference(differences, notes, lines)
         if harm and not forgave:
-            return Judgement(Verdict.CHANGED, describe(harm[0]), harm, notes)
-        return Judgement(Verdict.CHANGED, f"not what the original means: {describe(against[0])}", against, notes)
+            return Judgement(Verdict.CHANGED, describe(harm[0], lines), harm, notes)
+        return Judgement(Verdict.CHANGED, f"not what the original means: {describe(against[0], lines)}", against, notes)
     if harm and not forgave:
-        return Judgement(Verdict.CHANGED, describe(harm[0]), harm, notes)
+        return Judgement(Verdict.CHANGED, describe(harm[0], lines), harm, notes)
     if usable and (what := told_otherwise(before, after, forgiven, doubt)):
         return Judgement(Verdict.CHANGED, f"not what the original means: {what}", differences, notes)
     if not usable:
         notes.append(f"not compared with the original on a forgiving autograd: {forgiven.detail}")
     elif forgiven.error is not None:
-        notes.append(f"compared with the original on a forgiving autograd until {says(forgiven.error)}")
+        notes.append(f"compared with the original on a forgiving autograd until {says(forgiven.error, lines)}")
     if harm:
-        return Judgement(Verdict.REPAIRED, f"{describe(harm[0])}; all that follows is right", differences, notes)
+        return Judgement(Verdict.REPAIRED, f"{describe(harm[0], lines)}; all that follows is right", differences, notes)
     gained = [d for d in differences if is_named(d.name)]
-    if not gained and not crash_gone:
+    if not gained and not gets_on:
         return Judgement(Verdict.PRESERVED, "every gradient is as it was", differences, notes)
-    reason = describe(main_one(gained)) if gained else f"it no longer raises {says(before.error)}"
-    if crash_gone and gained:
-        notes.insert(0, f"it no longer raises {says(before.error)}")
+    reason = describe(main_one(gained), lines) if gained else f"it no longer raises {says(before.error, lines)}"
+    if gets_on and gained:
+        notes.insert(0, f"it no longer raises {says(before.error, lines)}")
     return Judgement(Verdict.GAINED, reason, differences, notes)
 
 
@@ -274,13 +292,13 @@ def main_one(differences: Sequence[Difference]) -> Difference:
     return next((d for d in differences if d.change == "gained"), differences[0])
 
 
-def by_first_difference(differences: list[Difference], notes: list[str]) -> Judgement:
+def by_first_difference(differences: list[Difference], notes: list[str], lines: Texts = Texts()) -> Judgement:
     """Where the forgiving run knows no intent: what changes first must be which tensors take part, not a number."""
     order = {"requires_grad": 0, "backward": 1, "grad": 2, "step": 3, "read": 4, "value": 5, "end": 6}
     first = min(differences, key=lambda d: (d.at, order[d.kind]))
     if first.change in ("appeared", "vanished", "gained") or first.kind == "requires_grad":
-        return Judgement(Verdict.REPAIRED, describe(first), differences, notes)
-    return Judgement(Verdict.CHANGED, describe(first), differences, notes)
+        return Judgement(Verdict.REPAIRED, describe(first, lines), differences, notes)
+    return Judgement(Verdict.CHANGED, describe(first, lines), differences, notes)
 
 
 def names_row(rewrites: Sequence[Rewrite], script: Script, error: Failure) -> bool:

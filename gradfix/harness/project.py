@@ -127,7 +127,12 @@ class Verification:
         if old.after:  # rows of the findings are those of the original: find them in the text before this step
             rewrites = [self._moved(r, before) for r in rewrites]
         return prover.prove(
-            {p: before[p] for p in changed}, {p: after[p] for p in changed}, rewrites, old.overlay(), new.overlay()
+            {p: before[p] for p in changed},
+            {p: after[p] for p in changed},
+            rewrites,
+            old.overlay(),
+            new.overlay(),
+            {p: data_of(original, p) for p in changed},
         )
 
     def _moved(self, rewrite: Rewrite, texts: dict[str, bytes]) -> Rewrite:
@@ -147,6 +152,8 @@ class Verification:
             rows=tuple((p, move(p, r)) for p, r in rewrite.rows),
             own=move(rewrite.finding.path, rewrite.own),
             edited=tuple((p, move(p, r)) for p, r in rewrite.edited),
+            parts=tuple((p, new, i) for p, row, i in rewrite.parts for new in move(p, [row])),
+            reads=tuple((p, new, text) for p, row, text in rewrite.reads for new in move(p, [row])),
         )
 
     # ---- what may stay

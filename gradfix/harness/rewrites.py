@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from gradfix import engine
 from gradfix.codemod import Codemod
-from gradfix.findings import Finding, Problem, Span, Verdict
+from gradfix.findings import Finding, InsertAfter, Problem, Span, Verdict
 from gradfix.harness.align import Rows, Texts
 from gradfix.harness.run import Script
 from gradfix.harness.trace import Forgive
+from gradfix.positions import Unit, code_points
 from gradfix.source import SourceError, data_of, decode
 
 # What the forgiving run does at the rows that a finding's fix touches, beyond what it does for all.
@@ -43,6 +45,8 @@ class Rewrite:
     own: tuple[int, ...]  # original rows of the finding itself, in its file
     edited: tuple[tuple[str, tuple[int, ...]], ...]  # path -> original rows that its edits name
     promises: tuple[Verdict, ...]
+    parts: tuple[tuple[str, int, int], ...] = ()  # path, original row: of `x, y = ...` there, the index of what is edited
+    reads: tuple[tuple[str, int, str], ...] = ()  # path, original row, `.grad` that the finding names there
 
 
 @dataclass
@@ -56,11 +60,58 @@ class Rewritten:
         return {os.path.realpath(path): data for path, data in self.after.items()}
 
 
+class Syntax:
+    """What a text says at the places of a finding."""
+
+    def __init__(self, text: str):
+        self.lines = text.splitlines()
+        try:
+            tree = ast.parse(text)
+        except (SyntaxError, ValueError, RecursionError):
+            tree = ast.Module([], [])
+        nodes = list(ast.walk(tree))
+        self.gradients = [n for n in nodes if isinstance(n, ast.Attribute) and n.attr == "grad"]
+        self.unpacked = [
+            n for n in nodes if isinstance(n, ast.Assign) and len(n.targets) == 1 and isinstance(n.targets[0], (ast.Tuple, ast.List))
+        ]  # fmt: skip
+
+    def span(self, node) -> Span:
+        def col(row: int, column: int) -> int:
+            line = self.lines[row - 1] if row <= len(self.lines) else ""
+            return code_points(line, column, Unit.UTF8)
+
+        return Span(node.lineno, col(node.lineno, node.col_offset), node.end_lineno, col(node.end_lineno, node.end_col_offset))
+
+    def reads(self, span: Span, start: int = 0) -> Iterator[tuple[int, str]]:
+        """(row, text) of each `.grad` inside an expression (or around it); the span's rows count from behind `start`."""
+        span = Span(span.row + start, span.col, span.end_row + start, span.end_col)
+        for node in self.gradients:
+            mine = self.span(node)
+            if span.contains(mine) or mine.contains(span):
+                yield node.lineno, ast.unparse(node)
+
+    def part(self, edit) -> tuple[int, int] | None:
+        """(row, index) of the one name that an edit is about, in the assignment to several."""
+        target, anchor = getattr(edit, "target", None), getattr(edit, "anchor", None)
+        for node in self.unpacked:
+            if isinstance(target, Span) and isinstance(node.value, (ast.Tuple, ast.List)):
+                for index, item in enumerate(node.value.elts):
+                    if self.span(item).contains(target):
+                        return node.lineno, index
+            elif isinstance(edit, InsertAfter) and anchor == self.span(node):
+                names = {ast.unparse(n) for n in ast.walk(ast.parse(edit.code)) if isinstance(n, (ast.Name, ast.Attribute))}
+                found = [i for i, item in enumerate(node.targets[0].elts) if ast.unparse(item) in names]
+                if len(found) == 1:
+                    return node.lineno, found[0]
+        return None
+
+
 class Rewriter:
     def __init__(self, files: Sequence[str], settings: engine.Settings, runner, overlay: dict[str, bytes] | None = None):
         self.files, self.settings, self.runner, self.given = list(files), settings, runner, overlay or {}
         self.original = engine.make_project(self.files, self.given, settings)
         self._rows: dict[tuple[str, bytes], Rows] = {}
+        self._trees: dict[tuple[str, bytes], Syntax] = {}
         self.problems: list[Problem] = []
         self.promises = {rule.code: rule.promises for rule in settings.rules}
 
@@ -90,6 +141,8 @@ class Rewriter:
     def rewrite(self, finding: Finding, project) -> Rewrite:
         named: dict[str, set[int]] = {}
         edited: dict[str, set[int]] = {}
+        parts: set[tuple[str, int, int]] = set()
+        reads: set[tuple[str, int, str]] = set()
         first, last = finding.statement_rows
         spans = [(finding.path, finding.cell, finding.span)]
         if first:
@@ -97,6 +150,8 @@ class Rewriter:
         spans += [(r.path, r.cell, r.span) for r in finding.related]
         for path, cell, span in spans:
             named.setdefault(path, set()).update(self._original(path, span, project, cell))
+            for row, text in self._syntax(path, project).reads(span, self._start(path, cell, project)):
+                reads.update((path, old, text) for old in self._original(path, Span(row, 0, row, 0), project))
         for edit in finding.fix.edits:
             for names in (("anchor", "anchor"), ("target", "target"), ("first", "last")):
                 first, last = (getattr(edit, name, None) for name in names)
@@ -104,6 +159,9 @@ class Rewriter:
                     rows = self._original(edit.path, Span(first.row, 0, last.end_row, 0), project)
                     edited.setdefault(edit.path, set()).update(rows)
                     named.setdefault(edit.path, set()).update(rows)
+            if (part := self._syntax(edit.path, project).part(edit)) is not None:
+                row, index = part
+                parts.update((edit.path, old, index) for old in self._original(edit.path, Span(row, 0, row, 0), project))
         return Rewrite(
             finding,
             self.key(finding, project),
@@ -111,7 +169,15 @@ class Rewriter:
             tuple(sorted(self._original(finding.path, finding.span, project, finding.cell))),
             tuple((p, tuple(sorted(r))) for p, r in edited.items()),
             tuple(self.promises.get(finding.code, ())),
+            tuple(sorted(parts)),
+            tuple(sorted(reads)),
         )
+
+    def _syntax(self, path: str, project) -> Syntax:
+        data = data_of(project, path)
+        if (path, data) not in self._trees:
+            self._trees[path, data] = Syntax(text_of(path, data))
+        return self._trees[path, data]
 
     def _start(self, path: str, cell: int | None, project) -> int:
         """The row of the program before the first of a notebook's cell."""
@@ -162,7 +228,14 @@ def forgive(script: Script, rewrites: Sequence[Rewrite], none: str = "zeros", un
             places.setdefault(rewrite.finding.path, set()).update(rewrite.own)
         for path, rows in places.items():
             tables[kind].setdefault(script.relative(path), set()).update(rows)
-    return Forgive(**{name: {p: sorted(r) for p, r in table.items()} for name, table in tables.items()}, none=none, until=until)
+    pairs: dict[str, dict[str, set]] = {"parts": {}, "reads": {}}
+    for name, table in pairs.items():
+        for rewrite in rewrites:
+            for path, row, what in getattr(rewrite, name):
+                table.setdefault(script.relative(path), set()).add((row, what))
+    return Forgive(
+        **{name: {p: sorted(r) for p, r in table.items()} for name, table in {**tables, **pairs}.items()}, none=none, until=until
+    )
 
 
 def names(rewrites: Iterable[Rewrite]) -> list[str]:

@@ -12,7 +12,9 @@ class Forgive(msgspec.Struct):
 
     rows: dict[str, list[int]] = {}  # rows that a finding or its fix names
     rebind: dict[str, list[int]] = {}  # statements whose target is updated in place of being rebound
+    reads: dict[str, list[tuple[int, str]]] = {}  # at these of the rows, the `.grad`s that a finding means; else all of a row
     leaf: dict[str, list[int]] = {}  # statements whose result is a leaf that requires grad
+    parts: dict[str, list[tuple[int, int]]] = {}  # of these statements' results, which items; else all
     late: dict[str, list[int]] = {}  # calls of `zero_grad` that come too early
     register: dict[str, list[int]] = {}  # statements that give a module what it does not register
     rewrap: dict[str, list[int]] = {}  # calls that make a tensor of tensors, and cut them off
