@@ -871,6 +871,27 @@ def test_github_wrong_token(github, review, monkeypatch):
     assert done.code == 2 and "the change can't be had: GitHub: Bad credentials" in done.err
 
 
+@pytest.mark.parametrize(
+    "name, value, reason",
+    [
+        ("GITHUB_API_URL", "nonsense", "GITHUB_API_URL is 'nonsense', no address of a server"),
+        ("GITHUB_TOKEN", "é𝄞", "GITHUB_TOKEN has characters that can't be part of it"),
+        ("GITHUB_TOKEN", "\n", "--post needs GITHUB_TOKEN or GH_TOKEN in the environment"),
+    ],
+)
+def test_github_odd_environment(github, review, monkeypatch, name, value, reason):
+    github()
+    monkeypatch.setenv(name, value)
+    done = review("--post", "github")
+    assert (done.code, done.out, done.err) == (2, "", f"error: {reason}\n")
+
+
+def test_github_token_with_a_newline(github, review, monkeypatch):
+    github()
+    monkeypatch.setenv("GITHUB_TOKEN", "secret\n")
+    assert "Posted 1 comment." in review("--post", "github").err
+
+
 def test_github_refusal_of_a_review(github, review, monkeypatch):
     """Should GitHub refuse a line after all, the findings are not lost."""
     server = github()
@@ -1070,6 +1091,12 @@ def test_gitlab_token_that_may_not_write(gitlab, review):
     done = review("--base", "main", "--post", "gitlab")
     assert done.code == 1 and "403 Forbidden" in done.err and found(done.out) == ["train.py:13", "train.py:14"]
     assert not server.discussions
+
+
+def test_gitlab_odd_address(gitlab, review, monkeypatch):
+    gitlab()
+    monkeypatch.setenv("CI_SERVER_URL", "nonsense")
+    assert review("--post", "gitlab").err == "error: CI_SERVER_URL is 'nonsense', no address of a server\n"
 
 
 def test_gitlab_outdated_threads(gitlab, review):

@@ -9,7 +9,7 @@ import re
 from gradfix.review import ReviewError
 from gradfix.review.changes import Changes, FileChange, parse_hunks
 from gradfix.review.payload import marked
-from gradfix.review.posting import TIMEOUT, NotPosted, Refused, Unclear, event, insist, variable, wait_of
+from gradfix.review.posting import TIMEOUT, NotPosted, Refused, Unclear, event, insist, server, variable, wait_of
 
 try:
     import github
@@ -58,7 +58,7 @@ class Pull:
     def __init__(self, number: int | None = None):
         self.client = github.Github(
             auth=github.Auth.Token(variable("GITHUB_TOKEN", "GH_TOKEN")),
-            base_url=os.environ.get("GITHUB_API_URL") or "https://api.github.com",
+            base_url=server("GITHUB_API_URL", "https://api.github.com"),
             # Only what reads is sent again blindly: a review that got an error may stand all the same.
             retry=github.GithubRetry(total=4, backoff_factor=0.5, max_rate_limit_wait=120, allowed_methods={"GET"}),
             timeout=TIMEOUT,

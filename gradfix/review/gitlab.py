@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import os
 
 from gradfix.review import ReviewError
 from gradfix.review.changes import Changes, FileChange, parse_hunks
 from gradfix.review.payload import marked
-from gradfix.review.posting import TIMEOUT, NotPosted, Unclear, insist, variable
+from gradfix.review.posting import TIMEOUT, NotPosted, Unclear, insist, server, variable
 
 try:
     import gitlab
@@ -56,7 +55,7 @@ class MergeRequest:
                 raise ReviewError(f"CI_MERGE_REQUEST_IID is {given!r}, no number")
             number = int(given)
         self.client = gitlab.Gitlab(
-            os.environ.get("CI_SERVER_URL") or "https://gitlab.com",
+            server("CI_SERVER_URL", "https://gitlab.com"),
             private_token=variable("GITLAB_TOKEN"),
             timeout=TIMEOUT,
             per_page=100,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
 from collections.abc import Callable
 from typing import Any
@@ -74,9 +75,18 @@ def wait_of(headers: dict[str, str]) -> float | None:
 
 def variable(*names: str) -> str:
     for name in names:
-        if value := os.environ.get(name):
+        if value := os.environ.get(name, "").strip():  # a stored secret often ends with a newline
+            if not (value.isascii() and value.isprintable()):
+                raise ReviewError(f"{name} has characters that can't be part of it")
             return value
     raise ReviewError(f"--post needs {' or '.join(names)} in the environment")
+
+
+def server(name: str, default: str) -> str:
+    url = os.environ.get(name, "").strip() or default
+    if not re.match("https?://.", url):
+        raise ReviewError(f"{name} is {url!r}, no address of a server")
+    return url
 
 
 def event() -> dict:

@@ -21,6 +21,7 @@ from pygls.lsp.server import LanguageServer
 from pygls.workspace import PositionCodec
 
 from gradfix import __version__, engine, suppressions
+from gradfix.codemod import Codemod
 from gradfix.findings import Applicability, Finding, Severity, Span
 from gradfix.runner import describe
 from gradfix.server.folder import Cancelled, CellText, Document, Folder, Options, notebook_text
@@ -190,7 +191,7 @@ class Server(LanguageServer):
             uri, text = texts.of(document.path, problem.cell or (1 if document.cells else None))
             place = types.Range(*[text.position(problem.row or 1, (problem.col or 1) - 1)] * 2)
             yield uri, types.Diagnostic(place, problem.reason, severity=types.DiagnosticSeverity.Error, source=SOURCE), None
-        pages = {rule.code: rule.url for rule in folder.rules}
+        pages = {rule.code: page_of(rule) for rule in folder.rules}
         for finding in document.findings:
             related = [
                 types.DiagnosticRelatedInformation(where, r.message)
@@ -305,6 +306,12 @@ class Texts:
             span = self.folder.fixes.in_file(path, cell, span)
         uri, text = found
         return types.Location(uri, text.range(span))
+
+
+def page_of(rule: Codemod) -> str | None:
+    """What an editor opens to explain a rule: a page about it, else its module, which starts with its documentation."""
+    source = getattr(sys.modules.get(rule.module_name), "__file__", None)
+    return rule.url or (uris.from_fs_path(source) if source else None)
 
 
 def path_of(uri: str) -> str:
