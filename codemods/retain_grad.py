@@ -37,15 +37,21 @@ Safe where the tensor certainly requires grad and has a name where backward runs
 other. Unsafe where that is not proven; there the inserted call is guarded by `requires_grad`. Retained gradients
 accumulate and `zero_grad()` does not clear them.
 
+With `prefer = "autograd-grad"` in `[tool.gradfix.retain-grad]` (the default is `"retain-grad"`), a backward of which only this
+one gradient is used becomes `torch.autograd.grad(loss, t)`. That is unsafe: no other tensor gets a gradient then.
+
 References
 ----------
 - https://docs.pytorch.org/docs/stable/generated/torch.Tensor.retain_grad.html
+- https://docs.pytorch.org/docs/stable/generated/torch.autograd.grad.html
 """
 
-from gradfix.codemod import Codemod
-from gradfix.findings import Applicability, Fix, InsertAfter, InsertBefore, Related, Severity, Verdict
+import ast
 
-codemod = Codemod(__name__, code="GF101", promises=(Verdict.GAINED,))
+from gradfix.codemod import Codemod
+from gradfix.findings import Applicability, Fix, InsertAfter, InsertBefore, Related, ReplaceExpression, ReplaceStatement, Severity, Verdict
+
+codemod = Codemod(__name__, code="GF101", promises=(Verdict.GAINED,), options={"prefer": ("retain-grad", "autograd-grad")})
 
 
 @codemod.check
@@ -61,16 +67,16 @@ def check(facts):
                 key = (cpath, cspan)
                 if key not in seen:
                     seen.add(key)
-                    yield report(other, cpath, cspan, cstatement, [Related(fact.path, fact.span, "read here")])
+                    yield report(facts, other, cpath, cspan, cstatement, [Related(fact.path, fact.span, "read here")])
             continue
         key = (fact.path, holder, span)
         if key in seen:
             continue
         seen.add(key)
-        yield report(fact, fact.path, fact.span, fact.statement, [])
+        yield report(facts, fact, fact.path, fact.span, fact.statement, [])
 
 
-def report(fact, where, at, statement, related):
+def report(facts, fact, where, at, statement, related):
     holder, (path, span, backward) = fact.info["holder"], fact.info["backward"]
     related = [*related, Related(path, span, "backward runs here")]
     if created := fact.info.get("created"):
@@ -80,7 +86,7 @@ def report(fact, where, at, statement, related):
         span=at,
         message=f"`{holder}.grad` is `None`: `{holder}` is not a leaf, and autograd keeps no gradient of it without `retain_grad()`",
         severity=Severity.ERROR if fact.info["certain"] else Severity.WARNING,
-        fix=repair(fact, path, backward),
+        fix=codemod.option(facts, "prefer") == "autograd-grad" and direct(facts, fact, path, backward) or repair(fact, path, backward),
         related=related,
         statement_rows=(statement.row, statement.end_row),
     )
@@ -106,3 +112,31 @@ def repair(fact, path, backward):
         code = f"for _t in {collection}:\n    if {element}.requires_grad:\n        {element}.retain_grad()"
         name = f"for each of `{collection}`: {element}"
     return Fix(applicability, f"Insert `{name}.retain_grad()` before backward", (InsertBefore(path, backward, code),))
+
+
+def direct(facts, fact, path, backward):
+    """`(h_grad,) = torch.autograd.grad(loss, h)` in place of `loss.backward()`, where nothing but `h.grad` is used of it."""
+    if path != fact.path or fact.info["place"] is None or fact.info["place"][0] != "name":
+        return None
+    syntax, torch = facts.syntax(path), facts.project.module(path).torch_name()
+    name, stmt = fact.info["place"][1], syntax.find(backward, ast.Expr)
+    scope = next((n for n in syntax.ancestors(stmt) if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Module))), None) if stmt is not None else None
+    call = stmt.value if stmt is not None else None
+    if torch is None or not (isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr == "backward" and not call.args and not call.keywords):
+        return None
+    nodes = list(ast.walk(scope))
+    reads = [n for n in nodes if isinstance(n, ast.Attribute) and n.attr == "grad"]
+    fresh = name.replace(".", "_") + "_grad"
+    if (
+        not name.replace(".", "").isidentifier()
+        or sum(isinstance(n, ast.Attribute) and n.attr == "backward" for n in nodes) != 1
+        or any(isinstance(n, ast.Attribute) and n.attr in ("step", "unscale_", "zero_grad", "retain_grad") for n in nodes)
+        or any(isinstance(n, ast.Name) and n.id == fresh for n in nodes)
+        or any(not isinstance(n.ctx, ast.Load) or syntax.source(n.value) != name or n.lineno <= stmt.end_lineno for n in reads)
+        or any(not set(map(id, syntax.suite(stmt))) & set(map(id, [syntax.statement(n), *syntax.ancestors(n)])) for n in reads)
+    ):
+        return None
+    loss = syntax.source(call.func.value)
+    edits = [ReplaceStatement(path, backward, f"({fresh},) = {torch}.autograd.grad({loss}, {name})")]
+    edits += [ReplaceExpression(path, syntax.span(n), fresh) for n in reads]
+    return Fix(Applicability.UNSAFE, f"Ask `{torch}.autograd.grad` for this gradient alone", tuple(edits))

@@ -39,6 +39,7 @@ class Codemod:
         fixable: bool = True,
         url: str | None = None,
         needs: Iterable[str] = (),
+        options: dict[str, tuple[str, ...]] | None = None,
     ):
         if not re.fullmatch(r"[A-Z]+[0-9]+", code):
             raise RegistryError(f"{module_name}: {code!r} is no rule code (letters, then digits)")
@@ -50,6 +51,7 @@ class Codemod:
         self.fixable = fixable
         self.url = url  # a page about the rule, where there is one
         self.needs = frozenset(needs)  # what of the analysis the rule needs that a plain run does without
+        self.options = dict(options or {})  # name -> the values it may have in the config, the default first
         self._check: Callable[..., Iterable[Finding]] | None = None
 
     @property
@@ -77,6 +79,10 @@ class Codemod:
         if self._check is None:
             raise RegistryError(f"rule {self.name} has no check")
         return self._check(facts) or ()
+
+    def option(self, facts, name: str) -> str:
+        """What the config says of an option of this rule, else its default."""
+        return facts.options.get(self.name, {}).get(name, self.options[name][0])
 
     def finding(
         self,

@@ -28,6 +28,7 @@ class Rule(Protocol):
     code: str
     name: str
     default_on: bool
+    options: dict[str, tuple[str, ...]]
 
 
 class Config(msgspec.Struct, forbid_unknown_fields=True, rename="kebab", kw_only=True):
@@ -41,6 +42,27 @@ class Config(msgspec.Struct, forbid_unknown_fields=True, rename="kebab", kw_only
     per_file_ignores: dict[str, list[str]] = {}
     target_torch: str | None = None
     output_format: str | None = None
+    rule_options: dict[str, dict] = {}  # the tables named after rules
+    origin: str = ""  # the file, for error messages
+
+
+KEYS = tuple(f.encode_name for f in msgspec.structs.fields(Config) if f.name not in ("rule_options", "origin"))
+
+
+def rule_options(config: Config, rules: Sequence[Rule]) -> dict[str, dict[str, str]]:
+    """The tables named after rules (`[tool.gradfix.retain-grad]`), checked against what each rule can be told."""
+    known = {rule.name: rule.options for rule in rules}
+    for name, table in config.rule_options.items():
+        where = f"{config.origin}: [{name}] " if config.origin else f"[{name}] "
+        if name not in known:
+            raise ConfigError(f"{config.origin}: unknown key {name!r} (known: {', '.join(KEYS)}, and the names of rules)")
+        for option, value in table.items():
+            if option not in known[name]:
+                given = ", ".join(known[name]) or "none"
+                raise ConfigError(f"{where}unknown option {option!r} (options of this rule: {given})")
+            if value not in known[name][option]:
+                raise ConfigError(f"{where}{option} = {value!r} is none of {', '.join(map(repr, known[name][option]))}")
+    return dict(config.rule_options)
 
 
 def read_config(path: str) -> tuple[Config | None, str]:
@@ -59,12 +81,17 @@ def read_config(path: str) -> tuple[Config | None, str]:
         if not isinstance(tool, dict) or "gradfix" not in tool:
             return None, base
         data, where = tool["gradfix"], "[tool.gradfix] "
+    tables = {key: value for key, value in data.items() if isinstance(value, dict) and key not in KEYS}
+    data = {key: value for key, value in data.items() if key not in tables}
     try:
-        config = msgspec.convert(data, Config)
+        for key in ("rule-options", "origin"):
+            if key in data:
+                raise msgspec.ValidationError(f"Object contains unknown field `{key}`")
+        config = msgspec.convert({**data, "rule-options": tables, "origin": path}, Config)
     except msgspec.ValidationError as error:
         text = str(error)
         if match := re.search(r"unknown field `(.*?)`", text):
-            known = ", ".join(f.encode_name for f in msgspec.structs.fields(Config))
+            known = ", ".join(KEYS)
             raise ConfigError(f"{path}: {where}unknown key {match[1]!r} (known: {known})") from None
         text = re.sub(r" - at `\$\.?(.*)`", lambda m: f" (at {m[1]})" if m[1] else "", text)
         raise ConfigError(f"{path}: {where}{text}") from None

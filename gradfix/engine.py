@@ -33,6 +33,7 @@ class Settings:
     unfixable: set[str] = field(default_factory=set)
     safe_anyway: set[str] = field(default_factory=set)  # rules whose unsafe fixes count as safe
     unsafe_fixes: bool = False
+    options: dict[str, dict[str, str]] = field(default_factory=dict)  # of rules, by name
     ignored_in: Callable[[str], set[str]] = lambda path: set()  # per-file-ignores
     only: frozenset[str] | None = None  # the files that fixes may change (None: all)
     wanted: Callable[[Finding, object], bool] | None = None  # which fixes are made (of a finding in a project); all
@@ -69,6 +70,7 @@ def settings_from(
         unfixable=config.codes([*conf.unfixable, *unfixable], rules),
         safe_anyway=config.codes([*conf.extend_safe_fixes, *extend_safe_fixes], rules),
         unsafe_fixes=unsafe_fixes,
+        options=config.rule_options(conf, rules),
         ignored_in=ignored_in,
     )
 
@@ -96,7 +98,7 @@ def check(files: Sequence[str], settings: Settings, runner: Runner, overlay: dic
     parts = runner.observe(project, list(files))
     problems = [p for part in parts for p in part.problems]
     marked = {path for part in parts for path in part.marked}
-    facts = Facts(project, [o for part in parts for o in part.observations])
+    facts = Facts(project, [o for part in parts for o in part.observations], settings.options)
     for part in parts:
         for observed in part.observations:
             problems.extend(observed.problems)

@@ -29,7 +29,7 @@ class FakeObservations:
 
 
 class FakeFacts:
-    def __init__(self, project, observations):
+    def __init__(self, project, observations, options=None):
         self.project = project
         self.lines = sorted(x for o in observations for x in o.lines)
         self.pids = {o.pid for o in observations}

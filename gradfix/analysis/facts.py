@@ -44,8 +44,9 @@ class Observations:
 class Facts:
     """All observations of a run, merged by place."""
 
-    def __init__(self, project, observations):
+    def __init__(self, project, observations, options=None):
         self.project = project
+        self.options = options or {}  # rule's name -> its options in the config
         self.observations = list(observations)
         self.problems = [p for o in self.observations for p in o.problems]
         self._by_kind: dict[str, dict] = {}

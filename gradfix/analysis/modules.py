@@ -21,6 +21,8 @@ _ROOTS = tuple(
         (b".grad", rb"\.grad\b"),
         (b"backward(", rb"backward\("),
         (b"requires_grad", rb"requires_grad(?:\s*=\s*True|_\(\s*(?:True)?\))"),
+        (b"def training_step", rb"def training_step\("),  # on whose value a trainer runs backward
+        (b"def compute_loss", rb"def compute_loss\("),
         (b"req", rb"req(?!uires_grad_?\b)\w*g\w*d\w*\s*=(?!=)"),
     )
 )

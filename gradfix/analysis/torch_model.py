@@ -2369,6 +2369,9 @@ class TorchModel(Cuts, Training):
                 self.concrete = quiet
                 self.check_registered(receiver)
         function = Function(fn, module, top, cls if isinstance(cls, Class) else None, fn.name)
+        if isinstance(cls, Class) and (returned := self.framework_loss(fn, cls)) is not None:
+            self.run_framework_loss(function, receiver, returned)
+            return
         self.call_function(function, *self.unknown_arguments(function), fn, receiver=receiver if owner is not None else None)
 
     def unknown_arguments(self, fn):

@@ -6,9 +6,13 @@ Times are object numbers: an object made later has a larger one.
 from __future__ import annotations
 
 import ast
+import re
 
 from gradfix.analysis import operations
-from gradfix.analysis.values import UNKNOWN, Class, Const, Ref, values_of
+from gradfix.analysis.values import UNKNOWN, Class, Const, Function, Number, Ref, join_values, values_of
+
+FRAMEWORK_LOSSES = ("training_step", "compute_loss")
+BY_HAND = re.compile(r"\bautomatic_optimization\b|\bmanual_backward\b|\.backward\(")
 
 
 class Training:
@@ -50,6 +54,59 @@ class Training:
         params = [self.obj(p) for p in self.parameters_of(ref)[0]]
         if any(p is not None and p.rg is True and not p.filled for p in params):
             self.fact("parameter-in-forward", node, True, module=module, stmt=stmt, layer=module.source(node.func) if isinstance(node, ast.Call) else "")
+
+    # ------------------------------------------------------------ frameworks
+    def framework_loss(self, fn, cls):
+        """The `return` of a method on whose value a trainer, which we can't see, runs backward; None where it is no such method.
+
+        Lightning's `training_step` (unless the module optimizes by hand) and the `compute_loss` of Hugging Face's trainers.
+        """
+        if fn.name == "training_step" and not self.is_module_class(cls):
+            return None
+        if fn.name == "compute_loss" and not any(base_name(b).endswith("Trainer") for b in cls.node.bases):
+            return None
+        if fn.name not in FRAMEWORK_LOSSES or BY_HAND.search(cls.module.source(cls.node)):
+            return None
+        returns = [n for n in own_nodes(fn) if isinstance(n, ast.Return) and n.value is not None]
+        return returns[-1] if returns else None
+
+    def run_framework_loss(self, function, receiver, returned):
+        """Call the method as the trainer does: then backward, then the step of the module's own optimizer."""
+        known = len(self.optimizers)
+        configure = self.class_attribute(function.owner, "configure_optimizers")
+        if isinstance(configure, Function):
+            self.call_function(configure, *self.unknown_arguments(configure), function.node, receiver=receiver)
+        built = self.optimizers[known:]
+        given, keywords = self.unknown_arguments(function)
+        if function.name == "compute_loss" and given:
+            self.trained.add(given[0].oid)  # the model
+        if function.node.args.args:  # so that a report can name what is in it
+            self.st.frame.vars[function.node.args.args[0].arg] = receiver
+        loss = self.loss_in(self.call_function(function, given, keywords, function.node, receiver=receiver))
+        if loss is None:
+            return
+        self.statements.append((function.module, returned))
+        try:
+            self.backward(returned.value, loss, {})
+            if len(built) == 1:
+                self.optimizer_method(built[0], "step", [], {}, returned.value)
+        finally:
+            self.statements.pop()
+
+    def loss_in(self, result):
+        """Of `{"loss": loss, …}` the loss, of `(loss, outputs)` the first."""
+        found = []
+        for v in values_of(result):
+            obj = self.obj(v)
+            if obj is not None and obj.kind == "dict":
+                v = obj.items.get("loss")
+            elif obj is not None and obj.kind in ("tuple", "list"):
+                v = obj.items[0] if obj.items else None
+            found += [p for p in values_of(v) if isinstance(p, (Ref, Number))] if v is not None else []
+        out = found[0] if found else None
+        for v in found[1:]:
+            out = join_values(out, v)
+        return out
 
     # -------------------------------------------------------------- branches
     def untaken(self, ref):
@@ -226,7 +283,7 @@ class Training:
             if new or thawed:
                 return self.stale_fact(how, new or thawed, "new" if new else "thawed")
         for oid, reached in self.idle_steps:  # a copy is trained and the optimizer still holds the original
-            if oid == ref.oid and (new := {i for i in loose & reached if self.copies.get(i) in items}):
+            if oid == ref.oid and (new := {i for i in loose & reached if i > ref.oid and self.copies.get(i) in items}):
                 return self.stale_fact(how, new, "copied")
         return False
 
@@ -329,3 +386,17 @@ def branches(node):
 
 def is_tensor_method(name):
     return operations.lookup(name) is not None or name.startswith("__")
+
+
+def base_name(node):
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+
+
+def own_nodes(fn):
+    """The nodes of a function without those of the functions in it."""
+    work = list(fn.body)
+    while work:
+        node = work.pop(0)
+        yield node
+        if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)):
+            work[:0] = ast.iter_child_nodes(node)
