@@ -73,3 +73,17 @@ def test_codes_and_names_are_unique():
     assert folders <= {rule.name for rule in RULES}, "a fixture folder without a rule"
     listed = CliRunner().invoke(app, ["rules"]).output
     assert all(rule.code in listed and rule.name in listed for rule in RULES)
+
+
+def test_the_readme_lists_each_rule_with_its_best_repair():
+    """`safe`, `unsafe` or none: the best that the fixtures of the rule get."""
+    text = (ROOT.parent / "README.md").read_text()
+    listed = {code: (name, repair) for code, name, repair in re.findall(r"^\| (GF\d+) \| ([a-z-]+) \| (\S+) \|", text, re.M)}
+    best = {}
+    for rule in RULES:
+        if is_legacy(rule.name):
+            continue
+        findings = [f for p in (ROOT / rule.name).glob("*.py") for f in check(p.read_bytes()).findings if f.code == rule.code]
+        kinds = {f.fix.applicability.value for f in findings if f.fix is not None}
+        best[rule.code] = (rule.name, "safe" if "safe" in kinds else "unsafe" if kinds else "–")
+    assert listed == best
