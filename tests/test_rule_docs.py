@@ -87,3 +87,13 @@ def test_the_readme_lists_each_rule_with_its_best_repair():
         kinds = {f.fix.applicability.value for f in findings if f.fix is not None}
         best[rule.code] = (rule.name, "safe" if "safe" in kinds else "unsafe" if kinds else "–")
     assert listed == best
+
+
+def test_the_readme_shows_real_output(monkeypatch):
+    monkeypatch.chdir(ROOT.parent)
+    text = (ROOT.parent / "README.md").read_text()
+    diff = CliRunner().invoke(app, ["apply", "--dry-run", "--isolated", "fixtures/showcase"]).stdout
+    explained = CliRunner().invoke(app, ["check", "--isolated", "fixtures/showcase"]).stdout
+    assert f"```diff\n{diff}```" in text
+    (shown,) = re.findall(r"```\n(error\[GF101\].*?)```", text, re.S)
+    assert shown.strip() in explained
