@@ -82,7 +82,7 @@ class Cuts:
                 continue
             nodes.add(oid)
             numbers |= obj.added
-            if obj.linear is None:
+            if obj.linear is None or obj.leaf is True and obj.rg is True:  # computed before it became a leaf
                 terms.append(oid)
             else:
                 work.extend(obj.linear)
@@ -96,7 +96,8 @@ class Cuts:
             obj = self.st.heap.get(i)
             if obj is None or i in live:
                 continue
-            cuts |= obj.dead
+            if i == oid or not self.taken_out(obj):
+                cuts |= obj.dead
             if obj.kind in ("tensor", "opaque") and (obj.rg is False or obj.dead):
                 if obj.rg is not False:  # a new leaf, made of what was not recorded
                     live.add(i)
@@ -115,6 +116,10 @@ class Cuts:
             if obj.kind in ("module", "opaque"):
                 work.extend(p.oid for p in self.parameters_of(Ref(i))[0])
         return live, blind, cuts
+
+    def taken_out(self, obj):
+        """A leaf for its own sake (`y = x.detach().requires_grad_()`): what is computed from it is meant to end there."""
+        return obj.leaf is True and obj.rg is True and bool(obj.dead) and all(c.kind in ("detach", "data") for c in obj.dead)
 
     def behind(self, cut, memo):
         """All that the value depended on where it left the path, through further cuts, too."""
@@ -217,10 +222,9 @@ class Cuts:
     settling = False
 
     def trains_itself(self, oid, term):
-        """Is what a loss reaches trained for its own sake?  A leaf that was made of what was cut off only hides the cut,
-        unless it was taken out on purpose (`x.detach().requires_grad_()`) and something is computed from it."""
+        """Is what a loss reaches trained for its own sake?  A leaf that is the loss itself only hides the cut."""
         obj = self.st.heap[oid]
-        return not obj.dead or not term.hidden and obj.leaf is True and obj.rg is True and all(c.kind in ("detach", "data") for c in obj.dead)
+        return not obj.dead or not term.hidden and self.taken_out(obj)
 
     def with_module(self, oid):
         """A parameter, and for one that stands for all of a module that we can't see into, the module."""

@@ -841,7 +841,8 @@ class Interpreter(tm.TorchModel):
             self.rebound(target, self.st.frame.vars.get(target.id), value, stmt)
             self.st.frame.vars[target.id] = value
         elif isinstance(target, (ast.Tuple, ast.List)):
-            parts = self.unpack(value, len(target.elts))
+            starred = next((i for i, t in enumerate(target.elts) if isinstance(t, ast.Starred)), None)
+            parts = self.unpack(value, len(target.elts)) if starred is None else self.unpack_around(value, starred, len(target.elts) - starred - 1)
             for t, v in zip(target.elts, parts):
                 self.assign(t, v, node, stmt)
         elif isinstance(target, ast.Attribute):
@@ -862,6 +863,20 @@ class Interpreter(tm.TorchModel):
                 return [c[0] if len(set(c)) == 1 else Multi(tuple(dict.fromkeys(x for v in c for x in values_of(v))), each=value.each)
                         for c in map(list, zip(*columns))]
         return [self.part_of(value, i) for i in range(n)]
+
+    def unpack_around(self, value, before, after):
+        """The parts of `a, *rest, b = value`: single values, with a list between them."""
+        obj = self.obj(value)
+        if isinstance(value, Multi):
+            columns = [self.unpack_around(v, before, after) for v in value.values if v != Const(None)]
+            if columns:
+                return [c[0] if len(set(c)) == 1 else Multi(tuple(dict.fromkeys(x for v in c for x in values_of(v))), each=value.each)
+                        for c in map(list, zip(*columns))]
+        if obj is not None and obj.kind in ("list", "tuple", "iter") and not obj.open and len(obj.items) >= before + after:
+            end = len(obj.items) - after
+            return [*obj.items[:before], self.new("list", items=tuple(obj.items[before:end])), *obj.items[end:]]
+        rest = self.part_of(value, before)
+        return [*(self.part_of(value, i) for i in range(before)), rest, *([rest] * after)]
 
     # ------------------------------------------------------------ expressions
     def eval(self, node):

@@ -1527,11 +1527,19 @@ class TorchModel(Cuts, Training):
         before, after = self.obj(old), self.obj(value)
         if before is None or after is None or not before.param or not after.param or old == value or not isinstance(stmt, ast.Assign):
             return
-        if any(old in self.obj(o).items for o in self.optimizers if self.obj(o) is not None) and isinstance(stmt.value, ast.Call) and stmt.value.args:
-            module, _ = self.statements[-1]
+        holders = {o.oid for o in self.optimizers if self.obj(o) is not None and old in self.obj(o).items}
+        if holders and isinstance(stmt.value, ast.Call) and stmt.value.args:
             self.replaced.add(value.oid)
-            self.fact("parameter-rebinding", stmt, True, target=module.source(target), mode=self.st.mode,
-                      value=module.span(stmt.value.args[0]), loop_variable=False, replaced=True)
+            self.swapped.append((holders, value.oid, self.statements[-1][0], stmt, target, self.st.mode))
+
+    def step_of_replaced(self, ref):
+        """The optimizer steps a parameter that is no longer there, and nobody was given the one that took its place."""
+        for entry in [e for e in self.swapped if ref.oid in e[0]]:
+            _, new, module, stmt, target, mode = entry
+            self.swapped.remove(entry)
+            if new not in self.held():
+                self.fact("parameter-rebinding", stmt, True, module=module, stmt=stmt, target=module.source(target), mode=mode,
+                          value=module.span(stmt.value.args[0]), loop_variable=False, replaced=True)
 
     def textual_update(self, target, stmt):
         name = ast.unparse(target)
@@ -1725,6 +1733,7 @@ class TorchModel(Cuts, Training):
         if name == "step":
             self.stepped.add(ref.oid)
             self.ever_stepped.add(ref.oid)
+            self.step_of_replaced(ref)
             if obj.kind == "optimizer":
                 self.step_of_frozen(obj)
             if obj.cleared is not None and obj.kind in ("optimizer", "opaque"):

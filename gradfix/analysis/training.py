@@ -25,6 +25,7 @@ class Training:
         self.replacements: list = []
         self.branch_facts: list = []
         self.replaced: set = set()  # parameters that took the place of one that an optimizer held
+        self.swapped: list = []  # parameters put in the place of one that optimizers hold: (those, new, …)
         self.idle_steps: list = []  # (optimizer, what was live) of steps of which no held parameter got a gradient
         self.copies: dict = {}  # a deep copy's oid -> the original's
         self.called_methods: set = set()  # objects whose methods are no tensor's
