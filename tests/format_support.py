@@ -305,8 +305,10 @@ def read_junit(output: str) -> list[Read]:
             if case.find("error") is not None:
                 out.append(Read(case.get("classname"), None, None, None))
             elif (failure := case.find("failure")) is not None:
-                row = int(re.match(r"(.*?):(\d+):(\d+): ", failure.text)[2])
-                out.append(Read(case.get("classname"), case.get("name").split()[0], None, (row, row)))
+                row, column = map(int, re.match(r".*?:(\d+):(\d+): ", failure.text).groups())
+                file = Text(case.get("classname"))
+                rest = file.text[file.offset(row, column) :]  # the end is not said
+                out.append(Read(case.get("classname"), case.get("name").split()[0], rest, (row, row)))
     for name in ("tests", "failures", "errors"):
         assert int(top.get(name)) == sum(int(suite.get(name)) for suite in top)
     return out

@@ -12,6 +12,8 @@ import pytest
 from format_support import FILES, PLACES, READERS, ROWS, WITH_COLUMNS, WITH_FIXES
 
 import gradfix.reports
+import gradfix.reports.json
+import gradfix.reports.junit
 from gradfix import codemod, engine, positions, preview
 from gradfix.cli import run
 from gradfix.rewriting import rewrite
@@ -57,6 +59,8 @@ def verify_places(name: str) -> None:
         if r.code:
             rows = ROWS[r.path, r.code]
             assert r.rows == rows or (name == "junit" and r.rows[0] == rows[0])
+            if name == "junit":
+                assert r.text.startswith(PLACES[r.path, r.code])
             if name in WITH_COLUMNS and not (name == "github" and rows[0] != rows[1]):
                 assert r.text == PLACES[r.path, r.code]
 
@@ -187,13 +191,19 @@ def in_unit(wrong):
     return lambda line, col, unit: real_column(line, col, wrong)
 
 
+real_json, real_junit = gradfix.reports.json.place, gradfix.reports.junit.place
 BROKEN_PLACES = {
+    "column + 1": (gradfix.reports.json, "place", lambda row, column: real_json(row, column + 1), {"json", "json-lines"}),
+    "col + 1": (
+        gradfix.reports.junit, "place",
+        lambda path, cell, row, col=None: real_junit(path, cell, row, col and col + 1), {"junit"},
+    ),
     "off by one": (gradfix.reports, "place", off_by_one, {*FORMATS} - {"json", "json-lines", "junit"}),
     "end included": (gradfix.reports, "place", end_included, {*FORMATS} - {"json", "json-lines", "junit"}),
     "UTF-8": (positions, "column", in_unit(positions.Unit.UTF8), {"sarif", "github"}),
     "UTF-16": (positions, "column", in_unit(positions.Unit.UTF16), {"sarif", "github", "rdjson", "rdjsonl"}),
     "code points": (positions, "column", in_unit(positions.Unit.CODE_POINTS), {"rdjson", "rdjsonl"}),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name, how", [(n, how) for how, broken in BROKEN_PLACES.items() for n in FORMATS if n in broken[3]])

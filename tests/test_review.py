@@ -406,8 +406,12 @@ def github_payload(review, *arguments) -> dict:
 
 
 def click_all(made: dict) -> None:
-    """Apply all suggestions of a GitHub payload to the files."""
-    found = [(c["path"], c.get("start_line", c["line"]), c["line"], c["body"]) for c in made["comments"]]
+    """Apply all suggestions of a payload to the files."""
+    if "discussions" in made:
+        at = [d["position"] | {"body": d["body"]} for d in made["discussions"]]
+        found = [(p["new_path"], p["new_line"], p["new_line"], p["body"]) for p in at]
+    else:
+        found = [(c["path"], c.get("start_line", c["line"]), c["line"], c["body"]) for c in made["comments"]]
     contents = {path: Path(path).read_bytes() for path, *_ in found}
     for path, data in clicked(contents, found).items():
         Path(path).write_bytes(data)
@@ -417,9 +421,12 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {p.name: p.read_bytes() for p in folder.glob("*.py")}
 
 
-def clicks_give_what_apply_gives(root, review, *options):
-    made = github_payload(review, "--base", "main", *options)
-    assert made["commit_id"] == git(root, "rev-parse", "HEAD").strip()
+def clicks_give_what_apply_gives(root, review, *options, platform="github"):
+    if platform == "github":
+        made = github_payload(review, "--base", "main", *options)
+        assert made["commit_id"] == git(root, "rev-parse", "HEAD").strip()
+    else:
+        made = json.loads(review("--base", "main", "--output-format", "gitlab", *options).out)
     before = contents(root)
     click_all(made)
     by_click = contents(root)
@@ -434,6 +441,7 @@ def test_suggestions_give_what_apply_gives(repo, review):
 
 
 real_fence, real_comment, real_replaced = payload.fence, payload.github_comment, comments._replaced
+real_discussion = payload.gitlab_discussion
 HARD = """\
 import torch
 
@@ -453,25 +461,42 @@ print(v.grad)
 """
 
 
+def no_lines_above(review, comment):
+    made = real_discussion(review, comment)
+    return made | {"body": re.sub(r"suggestion:-\d+", "suggestion:-0", made["body"])}
+
+
+FENCES = [
+    (payload, "fence", lambda text, kind: f"```{kind}\n{text}```"),
+    (payload, "fence", lambda text, kind: real_fence(text + "\n", kind)),
+    (payload, "fence", lambda text, kind: real_fence(text.lstrip(), kind)),
+    (comments, "_replaced", lambda lines, group: real_replaced(lines, group)[:-1]),
+]
+
+
 @pytest.mark.parametrize(
-    "module, name, broken",
+    "platform, module, name, broken",
     [
-        (payload, "fence", lambda text, kind: f"```{kind}\n{text}```"),
-        (payload, "fence", lambda text, kind: real_fence(text + "\n", kind)),
-        (payload, "fence", lambda text, kind: real_fence(text.lstrip(), kind)),
-        (payload, "github_comment", lambda *a: (c := real_comment(*a)) | {"line": c["line"] - 1}),
-        (payload, "github_comment", lambda *a: {k: v for k, v in real_comment(*a).items() if not k.startswith("start")}),
-        (comments, "_replaced", lambda lines, group: real_replaced(lines, group)[:-1]),
+        *[(platform, *how) for platform in ("github", "gitlab") for how in FENCES],
+        ("github", payload, "github_comment", lambda *a: (c := real_comment(*a)) | {"line": c["line"] - 1}),
+        (
+            "github", payload, "github_comment",
+            lambda *a: {k: v for k, v in real_comment(*a).items() if not k.startswith("start")},
+        ),
+        ("gitlab", payload, "gitlab_discussion", no_lines_above),
     ],
-    ids=["short fence", "blank line", "indentation", "line", "start", "last line"],
-)
-def test_a_broken_suggestion_is_noticed(repo, review, monkeypatch, module, name, broken):
+    ids=[
+        *[f"{platform} {how}" for platform in ("github", "gitlab") for how in ("short fence", "blank line", "indentation", "last line")],
+        "github line", "github start", "gitlab start",
+    ],
+)  # fmt: skip
+def test_a_broken_suggestion_is_noticed(repo, review, monkeypatch, platform, module, name, broken):
     root = repo(FIRST, {**SECOND, "train.py": HARD})
-    clicks_give_what_apply_gives(root, review, "--unsafe-fixes")
+    clicks_give_what_apply_gives(root, review, "--unsafe-fixes", platform=platform)
     write(root, {"train.py": HARD})
     monkeypatch.setattr(module, name, broken)
     with pytest.raises((AssertionError, IndexError)):
-        clicks_give_what_apply_gives(root, review, "--unsafe-fixes")
+        clicks_give_what_apply_gives(root, review, "--unsafe-fixes", platform=platform)
 
 
 RUNS = "import pathlib\n\npathlib.Path(__file__).with_name('ran').touch()\n"
