@@ -110,6 +110,26 @@ def test_scripts_of_many_shapes(tmp_path):
     assert numbers(record.end["w"].value) == [0.0] * 3
 
 
+def test_tensors_of_every_kind_are_kept(tmp_path):
+    source = """\
+        import torch
+
+        x = torch.randn(70, 70)
+        kinds = [x.bfloat16(), x.half(), x.double(), x.t(), x.to(torch.complex64).conj(), x.long(), x > 0, x.to(torch.float8_e5m2)]
+        large = [t.clone() for t in kinds]
+        small = [t[:2, :2] for t in kinds]
+        odd = [torch.zeros(0, 3), torch.eye(3).to_sparse(), torch._neg_view(torch.ones(2)), torch.tensor(1.0)]
+        """
+    path = write(tmp_path, source)
+    first = runs().run(script(path)).end
+    assert len(first) == 29 and first == runs().run(script(path)).end
+    other = runs().run(script(write(tmp_path, source.replace("(70, 70)", "(70, 70) * 1.01")))).end
+    same = {name for name in first if first[name].value.same(other[name].value)}
+    assert same <= {"kinds[5]", "large[5]", "small[5]", "kinds[6]", "large[6]", "small[6]", "small[7]", "odd[0]", "odd[1]", "odd[2]", "odd[3]"}
+    assert numbers(first["small[0]"].value) and numbers(first["odd[2]"].value) == [-1.0, -1.0]
+    assert numbers(first["large[0]"].value) is None and numbers(first["small[7]"].value) is None
+
+
 def test_gradfix_and_python_are_not_the_users_code(tmp_path):
     path = write(tmp_path, FOUNDING)
     here = Script(str(path.resolve()), "/", str(tmp_path), Limits(timeout=30))  # GradFix and Python lie inside of it

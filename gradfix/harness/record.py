@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ast
 import builtins
-import hashlib
 import importlib
 import importlib.machinery
 import io
@@ -17,17 +16,19 @@ import linecache
 import os
 import random
 import signal
+import struct
 import sys
 import sysconfig
 import time
 import types
 import warnings
 import weakref
+import zlib
 
 import torch
 
 from gradfix.source import decode, in_cells
-from gradfix.harness.trace import Event, Failure, Held, Job, Place, Record, Value, encode
+from gradfix.harness.trace import FORMATS, Event, Failure, Held, Job, Place, Record, Value, encode
 
 SMALL = 4096  # elements; larger tensors are kept as digests
 STORE = 64 << 20  # bytes of tensor contents that one record may hold
@@ -36,10 +37,8 @@ MOST_OUTPUT = 1 << 20
 MOST_NAMES = 20_000  # objects looked at to name the tensors of one event
 
 # A project may hold the environment that it runs in, and a checkout of GradFix: neither is the user's code.
-NOT_MINE = tuple(
-    os.path.realpath(p) + os.sep
-    for p in (os.path.dirname(os.path.dirname(__file__)), *map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib")))
-)
+_elsewhere = (os.path.dirname(os.path.dirname(__file__)), *map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib")))
+NOT_MINE = tuple({f(p) + os.sep for p in _elsewhere for f in (os.path.abspath, os.path.realpath)})
 
 _grad = torch._C.TensorBase.__dict__["grad"]
 _is_writing = frozenset("wax+")
@@ -61,22 +60,31 @@ class Values:
     def __init__(self):
         self.left = STORE
 
-    def of(self, tensor) -> Value | None:
+    def of(self, tensor, roughly: bool = False) -> Value | None:
+        """`roughly`: a large one is told from another by its sum and norm alone."""
         if tensor is None:
             return None
         with torch._C.DisableTorchFunction():
-            t = tensor.detach()
-            if t.layout is not torch.strided or t.is_quantized or t.is_complex() or t.is_neg() or t.device.type != "cpu":
-                t = _on_cpu(t)
-            size = t.numel()
-            raw = t.contiguous().view(-1).view(torch.uint8).numpy() if size else b""
-            name, shape = _names[t.dtype], list(t.shape)
-            if size <= SMALL and self.left > len(raw):
-                self.left -= len(raw)
-                return Value(name, shape, bytes(raw), b"", 0.0, 0.0)
-            numbers = (t.abs() if t.is_complex() else t).double()
-            digest = hashlib.sha1(raw, usedforsecurity=False).digest()  # the fastest that most processors help with
-            return Value(name, shape, None, digest, numbers.sum().item(), torch.linalg.vector_norm(numbers).item())
+            try:
+                array = tensor.numpy(force=True)
+            except (TypeError, RuntimeError):  # a layout or a dtype that NumPy does not have
+                tensor = _on_cpu(tensor.detach()).contiguous()
+                array = tensor.view(-1).view(torch.uint8).numpy()
+            dtype = tensor.dtype
+            name, shape = _names[dtype], list(tensor.shape)
+            if self.left > array.nbytes and tensor.numel() <= SMALL and name in FORMATS:
+                self.left -= array.nbytes
+                return Value(name, shape, array.tobytes(), b"", 0.0, 0.0)
+            numbers = tensor.detach()
+            if dtype is not torch.float32 and dtype is not torch.float64:
+                numbers = _on_cpu(numbers.abs() if dtype.is_complex else numbers).double()
+            numbers = numbers.reshape(-1)
+            total, norm = numbers.sum().item(), numbers.dot(numbers).item() ** 0.5
+            if roughly:
+                digest = struct.pack("<dd", total, norm)
+            else:  # against accidents, not against intent, and twice as fast as what would be
+                digest = zlib.crc32(array if array.flags.c_contiguous else array.tobytes()).to_bytes(4, "little")
+            return Value(name, shape, None, digest, total, norm)
 
 
 def _on_cpu(t):
@@ -111,15 +119,17 @@ class Names:
         self.known: dict[int, tuple[weakref.ref, str]] = {}
 
     def of(self, tensors, frame) -> list[str | None]:
-        missing = {id(t): t for t in tensors if self._cached(t) is None}
-        if missing:
+        names = [self._cached(t) for t in tensors]
+        if None in names:
+            missing = {id(t): t for t, name in zip(tensors, names) if name is None}
             for name, found in self.walk(frame):
                 if id(found) in missing:
                     del missing[id(found)]
                     self.known[id(found)] = (weakref.ref(found), name)
                     if not missing:
                         break
-        return [self._cached(t) for t in tensors]
+            names = [self._cached(t) for t in tensors]
+        return names
 
     def _cached(self, tensor) -> str | None:
         entry = self.known.get(id(tensor))
@@ -274,6 +284,9 @@ class Recorder:
         try:
             return self.files[filename]
         except KeyError:
+            if filename.startswith(NOT_MINE) or "site-packages" in filename:  # most are, and looking for links is slow
+                self.files[filename] = None
+                return None
             path = os.path.realpath(filename) if os.path.isabs(filename) else filename
             mine = path.startswith(self.prefix) and not path.startswith(NOT_MINE) and "site-packages" not in path
             self.files[filename] = path[len(self.prefix) :].replace(os.sep, "/") if mine else None
@@ -429,7 +442,9 @@ class Recorder:
             return
         frame = self.frame()
         moved = [p for p, version, copy in before if p._version != version or (copy is not None and not torch.equal(copy, p))]
-        self.add(Event("step", self.place(frame), {n: self.values.of(p) for n, p in self.named(moved, frame).items()}))
+        # What a step does to each number shows in the gradients that follow, and at the end.
+        values = {n: self.values.of(p, roughly=True) for n, p in self.named(moved, frame).items()}
+        self.add(Event("step", self.place(frame), values))
 
     def finish(self) -> None:
         """What the script leaves behind."""

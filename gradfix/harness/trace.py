@@ -70,13 +70,17 @@ class Value(msgspec.Struct, array_like=True):
         return None if self.raw is None else _unpack(self.dtype, self.raw)
 
 
+# How the numbers of a tensor lie in its bytes.  Of other types no bytes are kept.
+FORMATS = {
+    "float16": "e", "bfloat16": "H", "float32": "f", "float64": "d", "int8": "b", "uint8": "B", "int16": "h", "int32": "i",
+    "int64": "q", "bool": "?", "complex64": "f", "complex128": "d",
+}  # fmt: skip
+
+
 def _unpack(dtype: str, raw: bytes) -> list[float]:
     if dtype == "bfloat16":
         return [struct.unpack("<f", b"\0\0" + raw[i : i + 2])[0] for i in range(0, len(raw), 2)]
-    code = {
-        "float16": "e", "float32": "f", "float64": "d", "int8": "b", "uint8": "B", "int16": "h", "int32": "i",
-        "int64": "q", "bool": "?", "complex64": "f", "complex128": "d",
-    }[dtype]  # fmt: skip
+    code = FORMATS[dtype]
     return [float(x) for x in struct.unpack(f"<{len(raw) // struct.calcsize(code)}{code}", raw)]
 
 
