@@ -6,6 +6,7 @@ import shutil
 import sqlite3
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -469,6 +470,24 @@ def test_a_run_that_is_killed_goes_on_and_ends_the_same(migrate, tmp_path):
     assert "12 repositories" in out
     assert [state(r) for r in repos] == [state(r) for r in others]
     assert not [p for p in tmp_path.iterdir() if p.name.startswith("gradfix-migrate-")]
+
+
+def test_a_lock_that_a_killed_git_left_does_not_stop_the_next_run(migrate, tmp_path):
+    repo, other = repository(tmp_path / "one"), repository(tmp_path / "two")
+    for name in (".git/refs/heads/gradfix/fixed.lock", ".git/refs/heads/gradfix.lock"):
+        (repo / name).parent.mkdir(exist_ok=True)
+        (repo / name).write_bytes(b"")
+    assert migrate("--write", "--branch", "gradfix/fixed", repo, other).code == 0, migrate.err
+    assert state(repo) == state(other)
+
+
+def test_a_lock_that_someone_holds_for_a_moment_is_waited_for(migrate, tmp_path):
+    repo = repository(tmp_path / "one")
+    lock = repo / ".git/refs/heads/fixed.lock"
+    lock.write_bytes(b"")
+    threading.Timer(1.0, lock.unlink).start()
+    assert migrate("--write", "--branch", "fixed", repo).code == 0, migrate.err
+    assert "refs/heads/fixed" in state(repo)
 
 
 def test_nothing_new_is_not_done_again(migrate, tmp_path):

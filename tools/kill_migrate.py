@@ -41,14 +41,17 @@ def finish(process: subprocess.Popen, lines: list[str], kill_after: float | None
     if timer:
         timer.start()
     threading.Thread(target=process.stdout.read, daemon=True).start()
+    others = []
     for line in process.stderr:
         if line.startswith("["):
             lines.append(line.split()[1])
+        else:
+            others.append(line)
     code = process.wait()
     if timer:
         timer.cancel()
     if code not in (0, -9):
-        sys.exit(f"migrate ended with {code}")
+        sys.exit(f"migrate ended with {code}:\n{''.join(others)}")
     return code == 0
 
 

@@ -7,6 +7,7 @@ and creates the branch in one step.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import subprocess
@@ -19,6 +20,7 @@ QUIET = [
 # What a caller's own git set (a hook, `git rebase --exec`) would send ours to another repository.
 LOCAL = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_OBJECT_DIRECTORY", "GIT_ALTERNATE_OBJECT_DIRECTORIES",
          "GIT_COMMON_DIR", "GIT_NAMESPACE", "GIT_PREFIX", "GIT_CEILING_DIRECTORIES", "GIT_EXTERNAL_DIFF")  # fmt: skip
+LOCK_MILLISECONDS = 3000  # git itself holds the lock of a branch for a few milliseconds
 FALLBACK_IDENTITY = ("GradFix", "gradfix@localhost")
 
 
@@ -217,12 +219,34 @@ class Repository:
                 number += 1
                 name = f"{branch}-{number}"
                 continue
+            create = ["update-ref", "-m", "gradfix migrate", f"refs/heads/{name}", tip, "0" * len(tip)]
+            lock = self.lock(name)
             try:
-                git("--git-dir", self.git_dir, "update-ref", "-m", "gradfix migrate", f"refs/heads/{name}", tip, "0" * len(tip), env=env)
+                git("--git-dir", self.git_dir, "-c", f"core.filesRefLockTimeout={LOCK_MILLISECONDS}", *create, env=env)
             except GitError:
-                if self.tip(name) is None:  # else someone else was faster: the worker of a run that is just being killed
+                # Someone else may have been faster: the worker of a run that is just being killed.
+                if self.tip(name) is None and not self.unlock(name, lock):
                     raise
         return name
+
+    def lock(self, branch: str) -> tuple[int, int] | None:
+        """Which file locks the branch, if one does."""
+        try:
+            found = os.stat(self.lock_path(branch))
+        except OSError:
+            return None
+        return found.st_ino, found.st_mtime_ns
+
+    def lock_path(self, branch: str) -> str:
+        return text(git("--git-dir", self.git_dir, "rev-parse", "--path-format=absolute", "--git-path", f"refs/heads/{branch}.lock"))
+
+    def unlock(self, branch: str, seen: tuple[int, int] | None) -> bool:
+        """Remove the lock that a killed git left: one that stood for all the time that git waited is nobody's."""
+        if seen is None or self.lock(branch) != seen:
+            return False
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self.lock_path(branch))
+        return True
 
 
 def _quoted(path: str) -> str:
