@@ -50,7 +50,25 @@ def taken_elsewhere(facts, path, name):
     cache = facts.__dict__.setdefault("_taken", {})
     if path not in cache:
         cache[path] = [p for p in facts.project.files if p != path and path in facts.project.imports(p)]
-    return any(re.search(rf"\b{re.escape(name)}\b", text_of(facts, p)) for p in cache[path])
+    return any(takes(facts, path, p, name) for p in cache[path] if re.search(rf"\b{re.escape(name)}\b", text_of(facts, p)))
+
+
+def takes(facts, path, importer, name):
+    """Does `importer` have the name from `path`: by import, by `import *`, or as an attribute of the module?"""
+    module = facts.project.module(importer)
+    if module is None:
+        return True
+    stars = own = False
+    for n in ast.walk(module.tree):
+        if isinstance(n, ast.ImportFrom):
+            here = facts.project.resolve(importer, n.module or "", n.level) == path
+            if here and any(a.name == name for a in n.names):
+                return True
+            stars |= here and any(a.name == "*" for a in n.names)
+            own |= any((a.asname or a.name) == name for a in n.names)
+        elif isinstance(n, ast.Attribute) and n.attr == name and not ast.unparse(n.value).startswith(("torch", "autograd")):
+            return True
+    return stars and not own
 
 
 def text_of(facts, path):
@@ -92,6 +110,8 @@ def unwrap(facts, fact, all_facts, node, ignore_flag=False):
         wanted = flag.value if isinstance(flag, ast.Constant) else syntax.source(flag)
         if isinstance(wanted, str) and "\n" in wanted:
             return None
+    if not wanted and not cut and is_wrapped_unless_wrapped(syntax, node, data):
+        return Unwrap(inner, "__expr__", SAFE, "every tensor is one today, so none gets here")
     if not wanted:
         if cut or known in ("plain", "data"):
             return Unwrap(inner, "__expr__" + cut, SAFE, "it has no graph, so the wrapper does nothing" if not cut else
@@ -104,7 +124,7 @@ def unwrap(facts, fact, all_facts, node, ignore_flag=False):
     call = ".requires_grad_()" if wanted is True else f".requires_grad_({wanted})"
     if known == "graph" and not cut and severs(all_facts):
         return Unwrap(inner, "__expr__", UNSAFE, "today the wrapper makes a new leaf of it, so nothing that is trained gets a gradient")
-    fresh = known != "graph" and is_fresh(data)
+    fresh = known != "graph" and is_fresh(data, fact.info.get("torch"))
     return Unwrap(inner, f"__expr__{cut or ('' if fresh else '.detach()')}{call}", SAFE, "the wrapper makes a leaf")
 
 
@@ -125,7 +145,7 @@ def is_tensor_owner(all_facts, owner):
 NEW = {"new", "new_zeros", "new_ones", "new_tensor", "new_full", "new_empty", "clone"}
 
 
-def is_fresh(node):
+def is_fresh(node, torch=None):
     """Does the expression make a tensor that nothing else has a name for?"""
     if isinstance(node, (ast.BinOp, ast.UnaryOp)):
         return True
@@ -137,9 +157,9 @@ def is_fresh(node):
         root = node.func
         while isinstance(root, ast.Attribute):
             root = root.value
-        if isinstance(root, ast.Name) and root.id in ("torch", "th"):
+        if isinstance(root, ast.Name) and root.id in ("torch", "th", torch):
             return node.func.attr not in ("as_tensor", "squeeze", "unsqueeze", "reshape", "transpose", "t", "load")
-        return is_fresh(node.func.value)
+        return is_fresh(node.func.value, torch)
     return False
 
 
@@ -155,6 +175,44 @@ def statement_edits(facts, path, calls):
         if all(isinstance(t, (ast.Name, ast.Attribute)) and becomes(syntax, v, chosen) == ast.unparse(t) for t, v in pairs):
             return {call: (ReplaceStatement(path, syntax.span(stmt), ""),) for call in chosen}
     return {call: (Lift(path, syntax.span(call), u.inner, u.code),) for call, u in chosen.items()}
+
+
+def without_empty_blocks(facts, path, plans, edits):
+    """Where all that stands under a `no_grad()`, or under a test, goes, the block goes with it."""
+    syntax = facts.syntax(path)
+    leaving = {}  # statement -> the calls in it
+    for call, mine in edits.items():
+        stmt = syntax.statement(call)
+        if mine == (ReplaceStatement(path, syntax.span(stmt), ""),):
+            leaving.setdefault(stmt, []).append(call)
+    out = dict(edits)
+    for block in {syntax.parents[stmt] for stmt in leaving}:
+        calls = [call for stmt in getattr(block, "body", []) for call in leaving.get(stmt, ())]
+        if is_idle(syntax, block) and all(stmt in leaving for stmt in block.body) and len({plans[c].applicability for c in calls}) == 1:
+            out.update(dict.fromkeys(calls, (ReplaceStatement(path, syntax.span(block), ""),)))
+    return out
+
+
+def is_idle(syntax, block):
+    """Does the block do nothing once its statements are gone?"""
+    if any("#" in line for line in syntax.module.lines[block.lineno - 1 : block.end_lineno]):
+        return False
+    if isinstance(block, ast.With):
+        return all(i.optional_vars is None and ast.unparse(i.context_expr).endswith("no_grad()") for i in block.items)
+    if not isinstance(block, ast.If) or block.orelse or syntax.source(block).startswith("elif"):
+        return False
+    return all(ast.unparse(n.func) in ("isinstance", "hasattr", "len", "torch.is_tensor", "torch.cuda.is_available")
+               for n in ast.walk(block.test) if isinstance(n, ast.Call)) and not any(isinstance(n, ast.NamedExpr) for n in ast.walk(block.test))
+
+
+def is_wrapped_unless_wrapped(syntax, node, data):
+    """`if not isinstance(x, Variable): x = Variable(x)`: what was no tensor then is one today."""
+    block = syntax.parents.get(syntax.statement(node))
+    if not isinstance(block, ast.If) or syntax.statement(node) not in block.body:
+        return False
+    tests = [n.operand for n in ast.walk(block.test) if isinstance(n, ast.UnaryOp) and isinstance(n.op, ast.Not)]
+    return any(isinstance(t, ast.Call) and ast.unparse(t.func) == "isinstance" and len(t.args) == 2 and ast.unparse(t.args[0]) == ast.unparse(data)
+               and (ast.unparse(t.args[1]) == ast.unparse(node.func) or ast.unparse(t.args[1]).endswith(".Tensor")) for t in tests)
 
 
 def becomes(syntax, value, chosen):
@@ -215,7 +273,7 @@ class Region:
             return True
         if isinstance(node, (ast.Name, ast.Attribute)) and ast.unparse(node) in self.tainted:
             return True
-        if isinstance(node, (ast.Name, ast.Constant, ast.Lambda, ast.Compare)):
+        if isinstance(node, (ast.Name, ast.Constant, ast.Lambda, ast.Compare)) or is_text(node):
             return False
         if isinstance(node, ast.Attribute):
             return node.attr not in CUT_ATTRIBUTES and self.carries(node.value)
@@ -231,6 +289,7 @@ class Region:
 
     def records(self, stmt):
         """Does the statement compute something of a volatile value that other tensors may go into?"""
+        shown = {n for part in ast.walk(stmt) if is_text(part) or is_print(part) for n in ast.walk(part) if isinstance(n, ast.BinOp)}
         for n in ast.walk(stmt):
             if isinstance(n, ast.Call) and n not in self.seeds:
                 name = n.func.attr if isinstance(n.func, ast.Attribute) else n.func.id if isinstance(n.func, ast.Name) else ""
@@ -242,7 +301,7 @@ class Region:
                         return True
                 elif any(map(self.carries, args)):
                     return True
-            elif isinstance(n, ast.BinOp):
+            elif isinstance(n, ast.BinOp) and n not in shown:
                 sides = (n.left, n.right)
                 if any(map(self.carries, sides)) and any(not self.carries(s) and not is_number(s) for s in sides):
                     return True
@@ -321,6 +380,7 @@ class Region:
         before = set(self.tainted)
         inside = any(n in self.seeds for n in ast.walk(stmt))
         suites = [getattr(stmt, name, []) for name in ("body", "orelse", "finalbody")] + [h.body for h in getattr(stmt, "handlers", [])]
+        suites = [body for body in suites if body]
         if isinstance(stmt, (ast.For, ast.AsyncFor)):
             self.mark(stmt.target, self.carries(stmt.iter))
         if isinstance(stmt, (ast.With, ast.AsyncWith)) and any("no_grad" in ast.unparse(i.context_expr) for i in stmt.items):
@@ -347,6 +407,19 @@ class Region:
             self.runs = kept  # nothing in it is trained: one block around all of it
             return True, True
         return False, touched
+
+
+def is_text(node):
+    """Text that is put together: what goes into it is only shown."""
+    if isinstance(node, ast.JoinedStr) or isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return True
+    if isinstance(node, ast.BinOp):
+        return isinstance(node.op, (ast.Mod, ast.Add)) and is_text(node.left) or isinstance(node.op, ast.Add) and is_text(node.right)
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in ("format", "join") and is_text(node.func.value)
+
+
+def is_print(node):
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"
 
 
 def is_number(node):

@@ -106,6 +106,8 @@ def edits_of(facts, fact, all_facts, syntax, stmt, owner):
     reads = []
     for number, (span, inner) in enumerate(fact.info["reads"]):
         node = syntax.find(inner, ast.expr)
+        if gradient and legacy.state(all_facts, f"read{number}") not in ("plain", "data"):
+            continue  # of a weight, say: with grad mode on, the gradient would get a history
         if legacy.is_tensor(all_facts, f"read{number}") or isinstance(node, ast.Attribute) and node.attr == "grad" or (
                 node is not None and ast.unparse(node) == ast.unparse(owner)):
             reads.append((span, inner))

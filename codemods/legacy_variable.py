@@ -60,13 +60,17 @@ def check(facts):
             yield test_for_variable(facts, fact)
         elif not legacy.is_volatile(node):
             calls.append((fact, node, None if ambiguous(node) else legacy.unwrap(facts, fact, all_facts, node)))
-    by_statement = {}
+    by_path = {}
     for fact, node, plan in calls:
-        by_statement.setdefault((fact.path, fact.statement), []).append((fact, node, plan))
-    for (path, _), group in by_statement.items():
-        planned = [(node, plan) for _, node, plan in group if plan is not None]
-        edits = legacy.statement_edits(facts, path, planned) if planned else {}
-        for fact, node, plan in group:
+        by_path.setdefault(fact.path, {}).setdefault(fact.statement, []).append((fact, node, plan))
+    for path, by_statement in by_path.items():
+        plans, edits = {}, {}
+        for group in by_statement.values():
+            planned = [(node, plan) for _, node, plan in group if plan is not None]
+            plans.update(planned)
+            edits.update(legacy.statement_edits(facts, path, planned) if planned else {})
+        edits = legacy.without_empty_blocks(facts, path, plans, edits)
+        for fact, node, plan in (entry for group in by_statement.values() for entry in group):
             yield report(facts, fact, node, plan, edits.get(node))
 
 
@@ -110,7 +114,17 @@ def test_for_variable(facts, fact):
         fix = Fix(Applicability.SAFE, f"Test for `{name}`", (ReplaceExpression(fact.path, fact.span, name), *imports, *drop))
         message = "every tensor is a `Variable` today"
         severity = Severity.INFO
+        if asserts_plain(syntax, syntax.find(fact.span, ast.expr)):
+            message += ", so no tensor passes"
+            fix = None
     return codemod.finding(
         path=fact.path, span=fact.span, message=message, severity=severity, fix=fix,
         statement_rows=(fact.statement.row, fact.statement.end_row),
     )  # fmt: skip
+
+
+def asserts_plain(syntax, node):
+    """`assert not isinstance(x, Variable)`: a tensor was meant, and is refused."""
+    around = [n for n in syntax.ancestors(node)]
+    at = next((i for i, n in enumerate(around) if isinstance(n, ast.Assert)), None)
+    return at is not None and any(isinstance(n, ast.UnaryOp) and isinstance(n.op, ast.Not) for n in around[:at])

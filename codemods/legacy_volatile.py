@@ -36,7 +36,8 @@ Fix safety
 ----------
 The statements that compute something of the value go under `torch.no_grad()`. Safe where all of them stand in the
 function that holds the flag; unsafe where results are handed on or kept. No fix where the flag is a variable, where the
-value leaves the function unchanged, or where backward runs on what was computed of it.
+value leaves the function unchanged (returned, or stored in an object for later), or where backward runs on what was
+computed of it.
 
 References
 ----------
@@ -91,6 +92,10 @@ def plan(facts, path, owner, group):
     if seeds:
         if isinstance(owner, ast.Lambda):
             return {}
+        for node in [n for n in seeds if kept_for_later(syntax, owner, n)]:
+            seeds.remove(node)
+            plans.pop(node)
+    if seeds:
         try:
             region = legacy.Region(syntax, seeds, owner.body)
         except legacy.NotLocal:
@@ -117,6 +122,18 @@ def plan(facts, path, owner, group):
             applicability = legacy.UNSAFE
         out[node] = Fix(applicability, "Use `torch.no_grad()`" if node in seeds else "Drop `volatile`", (*mine, *imports))
     return out
+
+
+def kept_for_later(syntax, owner, node):
+    """Is it stored in an object, and used elsewhere?  Without the flag nothing would say that no graph was wanted there."""
+    stmt = syntax.statement(node)
+    targets = [t for target in getattr(stmt, "targets", ()) for t in (target.elts if isinstance(target, ast.Tuple) else [target])]
+    if not any(isinstance(t, (ast.Attribute, ast.Subscript)) for t in targets):
+        return False
+    try:
+        return not legacy.Region(syntax, [node], owner.body).runs
+    except legacy.NotLocal:
+        return True
 
 
 def everything_in(facts, path, calls):

@@ -35,16 +35,18 @@ def start(folder: Path, journal: Path, repos: list[Path], options) -> subprocess
     )  # fmt: skip
 
 
-def finish(process: subprocess.Popen, lines: list[str], kill_after: float | None) -> bool:
-    """Whether it ended by itself.  Its lines of progress go to `lines`."""
+def finish(process: subprocess.Popen, lines: list[str], kill_after: float | None, at_work: bool = False) -> bool:
+    """Whether it ended by itself.  Its lines of progress go to `lines`.  `at_work`: count from the first repository on."""
     timer = threading.Timer(kill_after, process.kill) if kill_after is not None else None
-    if timer:
+    if timer and not at_work:
         timer.start()
     threading.Thread(target=process.stdout.read, daemon=True).start()
     others = []
     for line in process.stderr:
         if line.startswith("["):
             lines.append(line.split()[1])
+            if timer and at_work and not timer.ident:
+                timer.start()
         else:
             others.append(line)
     code = process.wait()
@@ -81,7 +83,8 @@ def main() -> None:
         while not done:
             after = draw.uniform(0.05, 1.5 * whole / options.kills) if len(kills) < options.kills else None
             before = len(lines)
-            done = finish(start(folder, folder / "a.sqlite", repos, options), lines, after)
+            at_work = len(kills) % 2 == 1  # else a slow start (that of a cluster) would take all the kills
+            done = finish(start(folder, folder / "a.sqlite", repos, options), lines, after, at_work)
             if not done:
                 kills.append((after, len(lines) - before))
         for number, (after, made) in enumerate(kills, 1):

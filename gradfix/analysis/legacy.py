@@ -81,12 +81,14 @@ LOSSES = {"cross_entropy", "nll_loss", "mse_loss", "l1_loss", "smooth_l1_loss", 
 class Names:
     """What the names of a file were imported as, scope by scope; a name that is bound in another way, too, is nobody's."""
 
-    def __init__(self, project, module, depth=0):
+    def __init__(self, project, module, depth=0, others=None):
         self.project, self.module, self.depth = project, module, depth
+        self.others: dict[tuple[str, int], Names] = {} if others is None else others  # those of files that names are imported from
         self.stars: list[tuple[str, int]] = []
         self.imports: list[tuple[ast.ImportFrom, ast.alias]] = []
         self._scopes: dict[ast.AST, dict[str, str | None]] = {}
         self._top = self.scope(module.tree)
+        self._found: dict[str, str | None] = {}
 
     def scope(self, node) -> dict[str, str | None]:
         if node not in self._scopes:
@@ -151,11 +153,17 @@ class Names:
         module = self.project.module(path) if self.depth < 4 else None
         if module is None:
             return None
-        return Names(self.project, module, self.depth + 1).top(name)
+        key = (path, self.depth + 1)
+        if key not in self.others:
+            self.others[key] = Names(self.project, module, self.depth + 1, self.others)
+        return self.others[key].top(name)
 
     def top(self, name):
-        if name in self._top:
-            return self._top[name]
+        if name not in self._found:
+            self._found[name] = self._top[name] if name in self._top else self._from_star(name)
+        return self._found[name]
+
+    def _from_star(self, name):
         for star, level in self.stars:
             path = self.project.resolve(self.module.path, star, level)
             if path and path != self.module.path:
@@ -400,6 +408,7 @@ class LegacyInterpreter(Interpreter):
         self.watched: dict[ast.AST, list] = {}
         self.places: dict[str, list[Place]] = {}
         self.scalars: set[int] = set()  # objects on which `backward()` was called without a gradient
+        self.operands_of: dict[int, set[int]] = {}  # element-wise results, and what they are computed of
         self.likely: set[int] = set()  # results of something that is called a criterion
         self.pending: list = []  # updates that ran: (place, the object, the first object made after it)
         self.wraps: dict[int, Place] = {}
@@ -424,9 +433,20 @@ class LegacyInterpreter(Interpreter):
         for v in values_of(value):
             if isinstance(v, Ref) and v.oid not in self.ranks:
                 self.ranks[v.oid] = self.rank_of(node, v)
+                if isinstance(node, (ast.BinOp, ast.UnaryOp)) and not isinstance(node.op, ast.MatMult):
+                    operands = [node.operand] if isinstance(node, ast.UnaryOp) else [node.left, node.right]
+                    self.operands_of[v.oid] = set().union(*(oids_of(self.last.get(n)) for n in operands))
         for place, role in self.watched.get(node, ()):
             self.note(place, role, node, value)
         return value
+
+    def note_scalars(self, loss):
+        """What `backward()` is called on has one element, and so has each term of it."""
+        work = [*oids_of(loss)]
+        while work:
+            if (oid := work.pop()) not in self.scalars:
+                self.scalars.add(oid)
+                work.extend(self.operands_of.get(oid, ()))
 
     def note(self, place, role, node, value):
         oids = tuple(v.oid for v in values_of(value) if isinstance(v, Ref))
@@ -554,12 +574,19 @@ class LegacyInterpreter(Interpreter):
         if isinstance(node, ast.UnaryOp):
             return self.rank(self.last.get(node.operand))
         if isinstance(node, ast.Subscript):
-            return indexed(self.rank(self.last.get(node.value)), node.slice)
+            base = self.last.get(node.value)
+            if self.is_collection(base):
+                return None  # the rank of an item is its own
+            return indexed(self.rank(base), node.slice)
         if isinstance(node, ast.Attribute):
             return self.rank(self.last.get(node.value)) if node.attr in SAME_RANK else None
         if isinstance(node, ast.Call):
             return self.call_rank(node, ref)
         return None
+
+    def is_collection(self, value):
+        kinds = {obj.kind for v in (values_of(value) if value is not None else ()) if (obj := self.obj(v)) is not None}
+        return bool(kinds - {"tensor", "opaque"})
 
     def call_rank(self, node, ref):
         func, callee = node.func, self.last.get(node.func)
@@ -645,13 +672,16 @@ class LegacyInterpreter(Interpreter):
         return None
 
     def do_AugAssign(self, s):
-        before = self.rank(self.st.frame.vars.get(s.target.id)) if isinstance(s.target, ast.Name) and s.target.id in self.st.frame.vars else None
+        old = self.st.frame.vars.get(s.target.id) if isinstance(s.target, ast.Name) else None
+        before, terms = self.rank(old) if old is not None else None, oids_of(old)
         super().do_AugAssign(s)
         if self.st is None or not isinstance(s.target, ast.Name):
             return
         value = self.st.frame.vars.get(s.target.id)
         if isinstance(value, Ref) and value.oid not in self.ranks:
             self.ranks[value.oid] = broadcast([before, self.rank(self.last.get(s.value))])
+            if not isinstance(s.op, ast.MatMult):
+                self.operands_of[value.oid] = terms | oids_of(self.last.get(s.value))
 
     # ----------------------------------------------------------------- backward
     def backward(self, node, loss, kwargs):
@@ -661,7 +691,7 @@ class LegacyInterpreter(Interpreter):
             return result
         given = node.args if isinstance(node, ast.Call) else []
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and not given and not {"gradient", "grad_tensors"} & set(kwargs):
-            self.scalars.update(v.oid for v in values_of(loss) if isinstance(v, Ref))
+            self.note_scalars(loss)
         reached = self.st.backwards[-1].reached
         for place, oids, mark in self.pending:
             if place.info.get("again") or not oids & set(reached):
@@ -678,6 +708,10 @@ class LegacyInterpreter(Interpreter):
             if place is not None:
                 place.info["severs"] = place.info.get("severs", True) and not trained
         return result
+
+
+def oids_of(value):
+    return {v.oid for v in values_of(value) if isinstance(v, Ref)} if value is not None else set()
 
 
 def join_states(states):
@@ -741,6 +775,7 @@ def observe(project, module, out):
     else:
         make(project, scratch)
     interpreter = made[0]
+    out.problems.extend(p for p in scratch.problems if p not in out.problems)
     for path, places in interpreter.places.items():
         where = project.module(path)
         if where is None:

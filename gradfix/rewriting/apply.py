@@ -350,13 +350,14 @@ class Apply(cst.CSTTransformer):
         if edit is None:
             return [statement]
         if not edit.code:
-            commented = any(line.comment for line in statement.leading_lines) or statement.trailing_whitespace.comment
+            trailing = getattr(statement, "trailing_whitespace", None)  # a block has none
+            commented = any(line.comment for line in statement.leading_lines) or trailing is not None and trailing.comment
             if not commented:
                 return []
         new = self.parse(edit.code or "pass")
         new[0] = new[0].with_changes(leading_lines=statement.leading_lines)
         if not edit.code:
-            self.gone.append(new[0].with_changes(trailing_whitespace=statement.trailing_whitespace))
+            self.gone.append(new[0].with_changes(trailing_whitespace=trailing) if trailing is not None else new[0])
             return self.gone[-1:]
         if isinstance(new[-1], cst.SimpleStatementLine) and isinstance(statement, cst.SimpleStatementLine):
             new[-1] = new[-1].with_changes(trailing_whitespace=statement.trailing_whitespace)
