@@ -238,7 +238,8 @@ class Repository:
         return found.st_ino, found.st_mtime_ns
 
     def lock_path(self, branch: str) -> str:
-        return text(git("--git-dir", self.git_dir, "rev-parse", "--path-format=absolute", "--git-path", f"refs/heads/{branch}.lock"))
+        shared = text(git("--git-dir", self.git_dir, "rev-parse", "--path-format=absolute", "--git-common-dir"))
+        return os.path.join(shared, "refs", "heads", f"{branch}.lock")
 
     def unlock(self, branch: str, seen: tuple[int, int] | None) -> bool:
         """Remove the lock that a killed git left: one that stood for all the time that git waited is nobody's."""
