@@ -839,6 +839,8 @@ class TorchModel(Cuts, Training):
                 self.use_grad(a, n)
         if root in ("math", "cmath") or (root == "numpy" and args):
             return self.escape(args, node, "math" if root != "numpy" else "numpy", last)
+        if name in ("itertools.chain", "itertools.chain.from_iterable"):
+            return self.chained(args if name.endswith("chain") else self.flat_once(args[:1]))
         if name in ("asyncio.run", "anyio.run", "trio.run") and args:
             return self.awaited(args[0])
         if name in ("asyncio.create_task", "asyncio.ensure_future", "asyncio.wait_for", "asyncio.shield") and args:
@@ -863,6 +865,17 @@ class TorchModel(Cuts, Training):
         from gradfix.analysis.interpreter import Unreachable
 
         raise Unreachable
+
+    def chained(self, parts):
+        """The items of several iterables, one after the other."""
+        objs = [self.obj(p) for p in parts]
+        known = [o for o in objs if o is not None and o.kind in ("list", "tuple", "iter") and not isinstance(o.items, dict)]
+        return self.new("iter", items=tuple(i for o in known for i in o.items), open=len(known) < len(objs) or any(o.open for o in known))
+
+    def flat_once(self, values):
+        """The items of a list of iterables."""
+        obj = self.obj(values[0]) if values else None
+        return obj.items if obj is not None and obj.kind in ("list", "tuple", "iter") and not obj.open else (UNKNOWN,)
 
     def flat(self, values):
         out = []
