@@ -635,6 +635,14 @@ def test_a_cause_elsewhere_is_where_the_comment_stands(repo, review):
     assert "It shows in `train.py:13`" in comment["body"]
 
 
+def test_a_late_row_of_a_long_statement_is_where_the_comment_stands(repo, review):
+    text = "import torch\nv = torch.tensor(\n    [\n" + "".join(f"        {i},\n" for i in range(20)) + "    ],\n"
+    repo({"a.py": text + "    requires_grad=False,\n)\n"}, {"a.py": text + "    requires_grad=True,\n)\n"})
+    (comment,) = github_payload(review, "--base", "main")["comments"]
+    assert (comment["start_line"], comment["line"]) == (25, 26)
+    assert "It shows in `a.py:2`." in comment["body"] and "reaches beyond one part of the diff" in comment["body"]
+
+
 def test_at_most_thirty_comments(repo, review):
     lines = "".join(f"w{i} = torch.tensor([1, {i}], requires_grad=True)\n\n" for i in range(34))
     repo({"a.py": "x = 1\n"}, {"a.py": "import torch\n" + lines})

@@ -276,10 +276,13 @@ def _plain(item: Item, fixes: Fixes, changes: Changes) -> Comment | None:
         if file is None:
             continue
         rows = git_rows(fixes, at)
-        first = file.hunk(rows[0], rows[0])
-        if first is None:
+        inside = [row for row in rows if file.hunk(row, row) is not None]
+        if not inside:
             continue
-        comment = Comment(file, rows[0], min(rows[-1], first.end), [item])
+        start = inside[0]
+        if start != rows[0]:  # a long statement of which a later row changed
+            start = next((row for row in inside if file.touches([row], context=False)), start)
+        comment = Comment(file, start, min(rows[-1], file.hunk(start, start).end), [item])
         if index == 0 or file.touches(rows, context=False):
             return comment
         found = found or comment
