@@ -146,6 +146,25 @@ def test_moved_and_renamed_files_bring_nothing_new(repo, review):
     assert (done.code, found(done.out)) == (0, [])
 
 
+INSIDE = "import torch\n\n\ndef f():\n    {}\n".format("\n    ".join(OLD.splitlines()[1:]).replace("\n    \n", "\n\n"))
+
+
+def test_a_new_name_around_an_old_finding_makes_it_no_new_one(repo, review):
+    late = INSIDE + "\n\nv = torch.tensor([1], requires_grad=True)\n"
+    repo({"a.py": INSIDE}, {"a.py": "# moved\n\n" + late.replace("def f():", "def g():")})
+    assert found(review(command="check").out) == ["a.py:12", "a.py:16"]
+    assert found(review("--base", "main").out) == ["a.py:16"]
+
+
+def test_a_second_finding_on_an_old_line_is_new(repo, review):
+    text = "import torch\na = torch.ones(2, requires_grad=True)\nb = {}\n" + "\n" * 8
+    text += "h, k = a * 2, b * 2\n(h.sum() + k.sum()).backward()\nprint(h.grad, k.grad)\n"
+    never, always = text.format("a.detach()"), text.format("a")
+    repo({"a.py": never}, {"a.py": always})
+    assert found(review(command="check").out) == ["a.py:14", "a.py:14"]
+    assert len(found(review("--base", "main").out)) == 1
+
+
 def test_new_file_and_uncommitted_change(repo, review):
     root = repo({"a.py": "x = 1\n"}, {"new.py": OLD})
     assert found(review("--base", "main").out) == ["new.py:7"]
@@ -554,6 +573,13 @@ def test_a_notebook_is_reviewed_by_the_lines_of_its_file(repo, review):
     assert by_click != before and by_click == applied.replace(b'    "k.retain_grad()\\n",\n', b"")
     gone = review("--base", "main", "--filter", "none")
     assert gone.code == 0
+
+
+def test_a_renamed_notebook_brings_nothing_new(repo, review):
+    text = lesson(OLD, "print(1)\n" * 20)
+    repo({"a.ipynb": text}, {"b.ipynb": text.replace("print(1)", "print(2)", 1)}, removed=["a.ipynb"])
+    assert review(command="check").code == 1
+    assert review("--base", "main").code == 0
 
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"

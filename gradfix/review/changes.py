@@ -49,6 +49,17 @@ class FileChange:
         """The hunk that holds all these rows."""
         return next((h for h in self.hunks if h.holds(start, end)), None)
 
+    def old_row(self, row: int) -> int | None:
+        """Where an unchanged row stood before."""
+        shift = 0
+        for hunk in self.hunks:
+            if row < hunk.start:
+                break
+            if row <= hunk.end:
+                return hunk.old_rows.get(row)
+            shift += len(hunk.old_lines) - len(hunk.new_lines)
+        return row + shift
+
     def touches(self, rows: Iterable[int], context: bool) -> bool:
         for hunk in self.hunks:
             if any(row in hunk.added or context and hunk.start <= row <= hunk.end for row in rows):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import replace
 
 from gradfix import fingerprints
@@ -86,17 +86,34 @@ def _new(findings: list[Finding], result: Result, changes: Changes, settings, ru
     except SourceError:
         return []
     files = [path for path in result.files if old.get(path, b"") is not None]
-    files += [p for p, data in old.items() if data is not None and p not in files and p.endswith((".py", ".pyw"))]
+    files += [p for p, data in old.items() if data is not None and p not in files and p.endswith((".py", ".pyw", ".ipynb"))]
     overlay = {**result.project.overlay, **{p: data for p, data in old.items() if data is not None}}
     before = check(sorted(files), settings, runner, overlay)
-    known = Counter(keys(before.findings, before.project, changes.root))
     renamed = {f.path: f.old_path for f in changes.files if f.old_path and not f.deleted}
     lost = {p.path for p in before.problems}
-    out = []
+    old_fixes, new_fixes = Fixes(before.project), Fixes(result.project)
+
+    def old_place(finding: Finding, key: fingerprints.Key) -> tuple | None:
+        """What an unchanged line is known by, whatever became of the code around it."""
+        row, file = git_rows(new_fixes, finding)[0], changes.by_path.get(finding.path)
+        row = row if file is None else file.old_row(row)
+        return row and (key.path, key.code, key.source, row)
+
+    known: dict[tuple, list[fingerprints.Key]] = defaultdict(list)
+    for finding, key in zip(before.findings, keys(before.findings, before.project, changes.root)):
+        known[key.path, key.code, key.source, git_rows(old_fixes, finding)[0]].append(key)
+    left = []
     for finding, key in zip(findings, keys(findings, result.project, changes.root)):
         key = replace(key, path=renamed.get(key.path, key.path))
-        if known[key] > 0:
-            known[key] -= 1
+        if same := known.get(old_place(finding, key)):
+            same.pop()
+        else:
+            left.append((finding, key))
+    moved = Counter(key for same in known.values() for key in same)
+    out = []
+    for finding, key in left:
+        if moved[key] > 0:
+            moved[key] -= 1
         elif changes.local(key.path) not in lost:
             out.append(finding)
     return out
