@@ -123,6 +123,35 @@ TRUTH = """\
         print(w.grad.norm())
 """
 
+TOTALS = """\
+    import torch
+    from torch import nn
+
+    torch.manual_seed(0)
+    used, spare = nn.Linear(4, 3), nn.Linear(3, 3)
+    params = [*used.parameters(), *spare.parameters()]
+    logs, norms = [], []
+    for step in range(2):
+        used.zero_grad()
+        used(torch.randn(6, 4)).pow(2).mean().backward()
+        logs.append(sum(p.grad.norm().item() ** 2 for p in params) ** 0.5)
+        total = 0.0
+        for p in params:
+            total += p.grad.norm().item() ** 2
+        norms.append(total**0.5)
+"""
+COLLECTED = """\
+    import torch
+
+    net = torch.nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    optimizer.zero_grad()
+    for pushed in ([torch.ones(1, 3), torch.ones(1)], [3 * torch.ones(1, 3), torch.zeros(1)]):
+        for p, g in zip(net.parameters(), pushed):
+            p.grad += g / 2
+    optimizer.step()
+"""
+
 # name: (script, what of GradFix's own rewrite is changed, into what)
 WRONG = {
     "retain after backward": (RETAIN, "h.retain_grad()\nloss.backward()", "loss.backward()\nh.retain_grad()"),
@@ -160,6 +189,12 @@ WRONG = {
         "nn.ModuleList([nn.Linear(2, 1)])",
     ),
     "layers start elsewhere": (UNREGISTERED, "self.layers = ", "torch.rand(1); self.layers = "),
+    "what a sum is for is dropped": (TOTALS, "logs.append(", "str("),
+    "a sum is another": (TOTALS, "total += p.grad.norm().item() ** 2", "total += p.grad.norm().item() ** 4"),
+    "a sum of generated parts is another": (TOTALS, "** 2 for p in params", "** 4 for p in params"),
+    "a gradient that should start is left out": (
+        COLLECTED, "p.grad = g / 2 if p.grad is None else p.grad + g / 2", "p.grad is None or p.grad.add_(g / 2)",
+    ),  # fmt: skip
     "what is printed is lost": (TRUTH, "print(w.grad.norm())", "pass"),
     "what is printed is another number": (TRUTH, "w.grad.norm()", "w.grad.sum()"),
 }
@@ -180,6 +215,37 @@ def test_a_wrong_rewrite_is_caught(tmp_path, name):
     compile(wrong, name, "exec")
     judged = prove(path, done, wrong.encode())
     assert judged.verdict in (Verdict.CHANGED, Verdict.FAILED), judged.reason
+
+
+HIDDEN = """\
+    import torch
+    from torch.autograd import Variable
+
+    def cut(h):
+        if type(h) == Variable:
+            return Variable(h.data)
+        return tuple(cut(part) for part in h)
+
+    torch.manual_seed(0)
+    net = torch.nn.LSTM(3, 3)
+    hidden = (Variable(torch.zeros(1, 2, 3)), Variable(torch.zeros(1, 2, 3)))
+    for step in range(2):
+        hidden = cut(hidden)
+        out, hidden = net(torch.ones(4, 2, 3), hidden)
+        out.sum().backward()
+"""
+
+
+def test_a_test_for_variables_means_tensors(tmp_path):
+    path = write(tmp_path, HIDDEN)
+    done = Rewriter([str(path)], settings(legacy=True), Runner(1)).make()
+    right = done.after[str(path)].decode()
+    judged = prove(path, done)
+    assert judged.verdict is Verdict.GAINED and not judged.notes, (judged.reason, judged.notes)
+    for part, instead in (("return tuple(", "tuple("), ("hidden = (torch.zeros(1, 2, 3), ", "hidden = None, (")):
+        assert part in right
+        judged = prove(path, done, right.replace(part, instead).encode())
+        assert judged.verdict in (Verdict.CHANGED, Verdict.FAILED), judged.reason
 
 
 PRESERVED = """\

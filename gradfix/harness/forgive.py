@@ -49,6 +49,7 @@ class ForgivingRecorder(Recorder):
         self.updated: dict[int, tuple[torch.Tensor, object, int]] = {}  # tensors updated in place of being bound again
         self.shown: set[str] = set()  # tensors whose gradient a finding asks for
         self.loops: dict[str, set[int]] = {}  # the rows of the loops around the named rows
+        self.sums: dict[str, set[int]] = {}  # the rows of `p.grad += ...`
         self.absent: dict[int, torch.Tensor] = {}  # tensors without a gradient, where one was supplied
         self.late: list = []
         self.stepped = False  # since something was put off
@@ -77,6 +78,10 @@ class ForgivingRecorder(Recorder):
         """Whether its gradient was missing at a named row of this loop."""
         return id(tensor) in self.absent and frame.f_lineno in self.loops.get(self.path_of(frame.f_code.co_filename) or "", ())
 
+    def adds_to_it(self, frame) -> bool:
+        """Is this `p.grad += ...`?  It is not left out where there is no gradient yet."""
+        return frame.f_lineno in self.sums.get(self.path_of(frame.f_code.co_filename), ())
+
     def tests_truth(self, frame) -> bool:
         return frame.f_lineno in self.spec.truth.get(self.path_of(frame.f_code.co_filename) or "", ())
 
@@ -86,7 +91,7 @@ class ForgivingRecorder(Recorder):
 
         for name, function in (
             ("leaf", self.leaf), ("rebind", self.rebind), ("late", self.put_off), ("spell", self.spell),
-            ("register", self.register), ("rewrap", self.rewrap), ("keep", self.keep), ("data", self.data), ("element", self.element), ("Skip", Skip),
+            ("register", self.register), ("rewrap", self.rewrap), ("keep", self.keep), ("data", self.data), ("attempt", self.attempt), ("element", self.element), ("Skip", Skip),
         ):  # fmt: skip
             setattr(builtins, f"__gradfix_{name}__", function)
         self.mode = Forgiving(self)
@@ -104,7 +109,7 @@ class ForgivingRecorder(Recorder):
                 value = None  # no finding asks for it
         if value is None and (self.named_read(tensor, frame) or self.is_absent(tensor, frame)) and not self.tests_truth(frame):
             self.record.skipped = True
-            if self.skips and self.compiled_here(frame):
+            if self.skips and self.compiled_here(frame) and not self.adds_to_it(frame):
                 raise Skip
             value = self.filled(tensor)
             supplied = True
@@ -127,16 +132,18 @@ class ForgivingRecorder(Recorder):
         except RuntimeError as error:
             if NOT_USED not in str(error) or not self.named_row(self.frame()):
                 raise
-        self.note("a gradient that is `None` counts as zeros")
         self.record.skipped = True
         result = super().grad(outputs, inputs, args, {**kwargs, "retain_graph": True, "allow_unused": True})
+        if self.skips:
+            return result
+        self.note("a gradient that is `None` counts as zeros")
         given = [inputs] if isinstance(inputs, torch.Tensor) else inputs
         return tuple(self.filled(t) if g is None else g for t, g in zip(given, result))
 
     def filled(self, tensor):
         """What counts as the gradient of a tensor that has none."""
         with torch.no_grad(), torch._C.DisableTorchFunction():
-            return torch.full_like(tensor, float(self.spec.none == "ones")).as_subclass(torch.Tensor)
+            return torch.zeros_like(tensor).as_subclass(torch.Tensor)
 
     def before_backward(self, tensors, leaves, frame, args, kwargs):
         self.settle(self.stepped or self.spec.until == "backward")
@@ -222,6 +229,12 @@ class ForgivingRecorder(Recorder):
         if isinstance(old, dict) and isinstance(new, dict) and old.keys() == new.keys():
             return {k: self._into(old[k], v) for k, v in new.items()}
         return new
+
+    def attempt(self, make, instead):
+        try:
+            return make()
+        except Skip:
+            return instead
 
     def put_off(self, function, *args, **kwargs):
         self.note("a `zero_grad()` that comes too early waits")
@@ -309,12 +322,16 @@ class ForgivingRecorder(Recorder):
         mine = self.path_of(path)
         tree = ast.parse(source, path)
         self.loops[mine] = _loops_around(tree, self.rows.get(mine, set()))
-        names = ("leaf", "rebind", "late", "register", "rewrap", "keep", "scalar")
+        names = ("leaf", "rebind", "late", "register", "rewrap", "keep", "variable", "scalar")
         self.gradients[mine] = {
             (n.lineno, n.end_lineno, n.col_offset, n.end_col_offset): ast.unparse(n)
             for n in ast.walk(tree)
             if isinstance(n, ast.Attribute) and n.attr == "grad"
         }
+        self.sums[mine] = {
+            n.target.lineno for n in ast.walk(tree)
+            if isinstance(n, ast.AugAssign) and isinstance(n.target, ast.Attribute) and n.target.attr == "grad"
+        }  # fmt: skip
         tables = {name: set(getattr(self.spec, name).get(mine, ())) for name in names}
         tree = _Statements(parts=set(self.spec.parts.get(mine, ())), **tables).visit(tree)
         if self.skips:
@@ -377,9 +394,10 @@ def _misspelt(name: str) -> bool:
 
 
 class _Statements(ast.NodeTransformer):
-    def __init__(self, leaf, rebind, late, register, rewrap, keep, scalar, parts):
+    def __init__(self, leaf, rebind, late, register, rewrap, keep, variable, scalar, parts):
         self.leaf, self.rebind, self.late, self.parts = leaf, rebind, late, parts
-        self.register, self.rewrap, self.keep, self.scalar = register, rewrap, keep, scalar
+        self.register, self.rewrap, self.keep = register, rewrap, keep
+        self.variable, self.scalar = variable, scalar
 
     def _rows(self, node, rows) -> bool:
         return any(node.lineno <= row <= node.end_lineno for row in rows)
@@ -401,6 +419,18 @@ class _Statements(ast.NodeTransformer):
             told.col_offset = told.end_col_offset = last.col_offset
             node.body.append(told)
         return node
+
+    def visit_Compare(self, node):
+        """`type(x) == Variable` is true of tensors, as it once was."""
+        node = self.generic_visit(node)
+        left, right = node.left, node.comparators[0]
+        if not self._rows(node, self.variable) or len(node.ops) > 1 or not isinstance(node.ops[0], (ast.Eq, ast.Is)):
+            return node
+        if not isinstance(left, ast.Call) or ast.unparse(left.func) != "type" or len(left.args) != 1:
+            return node
+        if ast.unparse(right).rpartition(".")[2] != "Variable":
+            return node
+        return ast.copy_location(ast.Call(ast.Name("isinstance", ast.Load()), [left.args[0], right], []), node)
 
     def visit_Subscript(self, node):
         node = self.generic_visit(node)
@@ -504,10 +534,33 @@ class _Skips(ast.NodeTransformer):
     def visit_Return(self, node):
         return node
 
+    def visit_ListComp(self, node):
+        """Leaves out the items that need what is missing."""
+        item = ast.Name("__gradfix_item__", ast.Load())
+        node = super().generic_visit(node)
+        if not self._here(node) or any(isinstance(n, (ast.NamedExpr, ast.Await, ast.Yield)) for n in ast.walk(node)):
+            return node
+        elements = (node.key, node.value) if isinstance(node, ast.DictComp) else (node.elt,)
+        made = _call("attempt", _thunk(ast.Tuple(list(elements), ast.Load())), ast.Constant(None))
+        clauses = [
+            ast.comprehension(g.target, g.iter, [_call("attempt", _thunk(test), ast.Constant(False)) for test in g.ifs], g.is_async)
+            for g in node.generators
+        ]
+        there = ast.Compare(item, [ast.IsNot()], [ast.Constant(None)])
+        outer = [ast.comprehension(ast.Name("__gradfix_item__", ast.Store()), ast.GeneratorExp(made, clauses), [there], 0)]
+        parts = [ast.Subscript(item, ast.Constant(i), ast.Load()) for i in range(len(elements))]
+        if isinstance(node, ast.DictComp):
+            return ast.copy_location(ast.DictComp(*parts, outer), node)
+        return ast.copy_location(type(node)(parts[0], outer), node)
+
+    visit_SetComp = visit_GeneratorExp = visit_DictComp = visit_ListComp
+
     def generic_visit(self, node):
         node = super().generic_visit(node)
-        if isinstance(node, (*_SIMPLE, ast.If)) and self._here(node):
+        if isinstance(node, _SIMPLE) and self._here(node):
             return self._guard([node])
+        if isinstance(node, (ast.If, ast.While)) and self._here(node.test):
+            node.test = _call("attempt", _thunk(node.test), ast.Constant(False))
         return node
 
 

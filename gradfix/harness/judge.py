@@ -20,12 +20,11 @@ from gradfix.harness.align import (
     is_named,
     of_kind,
     plain_difference,
-    same_lines,
     same_output,
 )
 from gradfix.harness.rewrites import Rewrite, forgive, texts
 from gradfix.harness.run import Runs, Script
-from gradfix.harness.trace import Failure, Record
+from gradfix.harness.trace import Failure, Forgive, Record, encode
 from gradfix.old_python import async_arguments, with_async_renamed
 from gradfix.source import SourceError, decode
 
@@ -77,6 +76,7 @@ class Prover:
         if tolerance is None and script.limits.device != "cpu":
             self.tolerance = 1e-5
         self._known: dict[tuple, tuple[Record, str | None]] = {}
+        self._forgiven: dict[tuple, Record] = {}
 
     def original(self, overlay: dict[str, bytes]) -> tuple[Record, str | None]:
         """The record of a program, and what is wrong with it as a witness."""
@@ -87,6 +87,18 @@ class Prover:
             before, again = self.runs.result(first), self.runs.result(second)
             self._known[key] = (before, unfit(before, again, self.tolerance))
         return self._known[key]
+
+    def forgiven(self, overlay: dict[str, bytes], watched: dict[str, list[int]], ways: Sequence[Forgive]) -> list[Record]:
+        """Records of the original on a forgiving autograd, for each of the ways to forgive."""
+        keys = [(tuple(sorted(overlay.items())), encode([watched, way])) for way in ways]
+        started = {
+            key: self.runs.start(self.script, overlay, mode="forgive", forgive=way, watched=watched)
+            for key, way in zip(keys, ways)
+            if key not in self._forgiven
+        }
+        for key, number in started.items():
+            self._forgiven[key] = self.runs.result(number)
+        return [self._forgiven[key] for key in keys]
 
     def prove(
         self,
@@ -115,23 +127,19 @@ class Prover:
         after_run = self.runs.start(self.script, new, watched=watched)
         reference_run = self.runs.start(self.script, new, mode="reference")
         gone = {path: rows.removed for path, rows in lines.rows.items() if rows.removed}
-        forgiven_run = self.runs.start(self.script, old, mode="forgive", forgive=forgive(self.script, rewrites), watched=gone)
-        after = self.runs.result(after_run)
-        reference, forgiven = self.runs.result(reference_run), self.runs.result(forgiven_run)
-        doubt = None
-        if forgiven.skipped:  # what depends on a gradient that is missing shows by another number for it
-            doubt = self.runs.run(self.script, old, mode="forgive", forgive=forgive(self.script, rewrites, none="ones"))
-        out = verdict(before, after, reference, forgiven, lines, rewrites, self.script, self.tolerance, doubt)
+        (forgiven,) = self.forgiven(old, gone, [forgive(self.script, rewrites)])
+        after, reference = self.runs.result(after_run), self.runs.result(reference_run)
+
+        def judged_by(record: Record) -> Judgement:
+            return verdict(before, after, reference, record, lines, rewrites, self.script, self.tolerance)
+
+        out = judged_by(forgiven)
         if not out.good or forgiven.error is not None:
             # There is more than one way to forgive: a missing gradient need not mean zeros.
             ways = [{"none": "continue"}, {"none": "statement"}] if forgiven.skipped else []
             ways += [{"until": "step"}] if forgiven.postponed else []
-            others = [
-                self.runs.start(self.script, old, mode="forgive", forgive=forgive(self.script, rewrites, **way)) for way in ways
-            ]
-            found = [(forgiven, out)]
-            for other in [self.runs.result(number) for number in others]:
-                found.append((other, verdict(before, after, reference, other, lines, rewrites, self.script, self.tolerance)))
+            others = self.forgiven(old, {}, [forgive(self.script, rewrites, **way) for way in ways])
+            found = [(forgiven, out)] + [(record, judged_by(record)) for record in others]
             whole = [judged for record, judged in found if record.error is None]
             most = max(len(record.events) for record, _ in found)
             able = whole or [judged for record, judged in found if len(record.events) == most]
@@ -184,7 +192,6 @@ def verdict(
     rewrites: Sequence[Rewrite],
     script: Script,
     tolerance: float | None = None,
-    doubt: Record | None = None,
 ) -> Judgement:
     if after.stopped is not None:
         return Judgement(Verdict.FAILED, f"after the rewrite {after.detail or after.stopped}")
@@ -194,7 +201,7 @@ def verdict(
         )
     differences = compare(before, after, lines, tolerance)
     usable = forgiven.stopped is None
-    against = compare_forgiven(forgiven, after, lines, tolerance, doubt) if usable else []
+    against = compare_forgiven(forgiven, after, lines, tolerance) if usable else []
     notes = []
     crash_gone = before.error is not None and after.error is None
     gets_on = crash_gone
@@ -202,8 +209,12 @@ def verdict(
     if after.error is not None and before.error is not None:
         same_place = before.error.type == after.error.type and lines.old(before.error.place) == lines.new(after.error.place)
         same_place = same_place and same_output(before.error.message, after.error.message)
-        meant = usable and forgiven.error is not None and (forgiven.error.type, lines.old(forgiven.error.place)) == (
-            after.error.type, lines.new(after.error.place))  # fmt: skip
+        meant = (
+            usable
+            and forgiven.error is not None
+            and (forgiven.error.type, lines.old(forgiven.error.place)) == (after.error.type, lines.new(after.error.place))
+            and same_output(forgiven.error.message, after.error.message)
+        )
         gets_on = not same_place
         # Two gradients may be missing at one row, and the rewrite be about the first of them.
         got_on = any(
@@ -253,7 +264,7 @@ def verdict(
         return Judgement(Verdict.CHANGED, f"not what the original means: {describe(against[0], lines)}", against, notes)
     if harm and not forgave:
         return Judgement(Verdict.CHANGED, describe(harm[0], lines), harm, notes)
-    if usable and (what := told_otherwise(before, after, forgiven, doubt)):
+    if usable and (what := told_otherwise(before, after, forgiven)):
         return Judgement(Verdict.CHANGED, f"not what the original means: {what}", differences, notes)
     if not usable:
         notes.append(f"not compared with the original on a forgiving autograd: {forgiven.detail}")
@@ -270,7 +281,7 @@ def verdict(
     return Judgement(Verdict.GAINED, reason, differences, notes)
 
 
-def told_otherwise(before: Record, after: Record, forgiven: Record, doubt: Record | None) -> str | None:
+def told_otherwise(before: Record, after: Record, forgiven: Record) -> str | None:
     """What the rewritten script prints, or holds at its end, that neither the original does nor what it means."""
     if forgiven.error is not None or after.error is not None:
         return None
@@ -278,10 +289,10 @@ def told_otherwise(before: Record, after: Record, forgiven: Record, doubt: Recor
     if (
         before.detail != "output varies"
         and not (whole and before.stdout == after.stdout)
-        and not same_lines(forgiven, after, doubt)
+        and not same_output(forgiven.stdout, after.stdout)
     ):
         return "what it prints"
-    name = plain_difference(forgiven, after, doubt)
+    name = plain_difference(forgiven, after)
     if name is not None and not (whole and before.plain.get(name) == after.plain.get(name)):
         return f"the value of `{name}` at the end"
     return None

@@ -32,6 +32,7 @@ FORGIVES = {
     "numpy-in-graph": "keep",
     "grad-truthiness": "truth",
     "legacy-scalar-index": "scalar",
+    "legacy-variable": "variable",
 }
 
 

@@ -19,12 +19,11 @@ class Forgive(msgspec.Struct):
     register: dict[str, list[int]] = {}  # statements that give a module what it does not register
     rewrap: dict[str, list[int]] = {}  # calls that make a tensor of tensors, and cut them off
     keep: dict[str, list[int]] = {}  # calls that make numbers or arrays of tensors, and cut them off
+    variable: dict[str, list[int]] = {}  # tests of whether the type is `Variable`
     scalar: dict[str, list[int]] = {}  # indices of what has one element and no dimension
     truth: dict[str, list[int]] = {}  # tests of whether there is a gradient
     until: str = "backward"  # for what such a `zero_grad` waits: the next "backward", or the next behind a "step"
-    none: str = (
-        "zeros"  # what a `None` at such a row means: "zeros", "ones", or "statement" or "continue", which skip that much
-    )
+    none: str = "zeros"  # what a `None` at such a row means: "zeros", or "statement" or "continue", which skip that much
 
 
 class Job(msgspec.Struct):
