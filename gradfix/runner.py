@@ -9,6 +9,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from gradfix.findings import Problem
@@ -157,6 +158,20 @@ def chunks(project, paths: Sequence[str], jobs: int) -> list[list[str]]:
     return out
 
 
+@contextmanager
+def apart():
+    """Worker processes that start meanwhile don't look for Python's own modules in the working folder."""
+    before = os.environ.get("PYTHONSAFEPATH")
+    os.environ["PYTHONSAFEPATH"] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["PYTHONSAFEPATH"]
+        else:
+            os.environ["PYTHONSAFEPATH"] = before
+
+
 class Runner:
     """Runs the analysis over files, in this process or in a pool that lives as long as the runner."""
 
@@ -198,7 +213,8 @@ class Runner:
         done: dict[int, Part] = {}
         lost: list[int] = []
         try:
-            futures = {self._pool.submit(work, project, chunk, syntax): i for i, chunk in enumerate(parts_of)}
+            with apart():
+                futures = {self._pool.submit(work, project, chunk, syntax): i for i, chunk in enumerate(parts_of)}
         except BrokenProcessPool:
             self.close(cancel=True)
             return [p for chunk in parts_of for p in self._alone(project, chunk, syntax)]
@@ -231,7 +247,8 @@ class Runner:
         if self._pool is None:
             self._pool = ProcessPoolExecutor(min(self.jobs, len(jobs)), initializer=_worker_start)
         try:
-            return list(self._pool.map(function, jobs))
+            with apart():
+                return list(self._pool.map(function, jobs))
         except BrokenProcessPool:
             self.close(cancel=True)
             return [None] * len(jobs)
@@ -239,7 +256,7 @@ class Runner:
     def _alone(self, project, chunk: list[str], syntax: bool) -> list[Part]:
         """A chunk whose worker died (of this chunk or of another one): once more, cut down to the file that kills."""
         try:
-            with ProcessPoolExecutor(1, initializer=_worker_start) as pool:
+            with apart(), ProcessPoolExecutor(1, initializer=_worker_start) as pool:
                 return [pool.submit(work, project, chunk, syntax).result()]
         except BrokenProcessPool:
             if len(chunk) == 1:

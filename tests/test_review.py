@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import re
+import subprocess
 import sys
 import types
 from pathlib import Path
@@ -535,6 +536,38 @@ def test_only_verify_runs_the_code_and_suggests_what_proves_right(repo, review):
     assert "The fix did not prove right (" in bodies["wrong.py"] and "+out.retain_grad()" in bodies["wrong.py"]
     found = json.loads(review("--base", "main", "--verify", "--output-format", "rdjson").out)["diagnostics"]
     assert [(d["location"]["path"], "suggestions" in d) for d in found] == [("train.py", True), ("wrong.py", False)]
+
+
+SPAWNED = """\
+import multiprocessing, sys
+
+from gradfix.cli import run
+
+if __name__ == "__main__":
+    multiprocessing.set_start_method(sys.argv.pop(1))
+    sys.exit(run())
+"""
+
+
+@pytest.mark.parametrize("how", ["-m", "fork", "spawn", "forkserver"])
+def test_no_module_of_the_repository_is_imported(repo, tmp_path_factory, how):
+    """A pull request may bring a file that is named as a module that GradFix or Python itself imports."""
+    if how in ("spawn", "forkserver") and sys.version_info < (3, 11):
+        pytest.skip("Python can't be told")
+    names = ["enum", "typer", "unidiff", "codemods", "multiprocessing", "libcst", "signal"]
+    files = {f"{name}.py": RUNS for name in names} | {f"big{i}.py": OLD + "x = 1\n" * 12_000 for i in range(2)}
+    root = repo({"a.py": "x = 1\n"}, {**files, "a.py": OLD})
+    if how == "-m":
+        command = ["-m", "gradfix"]
+    else:
+        (script := tmp_path_factory.mktemp("bin") / "gradfix-command").write_text(SPAWNED)
+        command = [str(script), how]
+    done = subprocess.run(
+        [sys.executable, *command, "review", "--base", "main", "--isolated", "-j2"], cwd=root, capture_output=True, text=True,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}, timeout=120,
+    )  # fmt: skip
+    assert (done.returncode, found(done.stdout)) == (1, ["a.py:7", "big0.py:7", "big1.py:7"]), done.stderr
+    assert not (root / "ran").exists()
 
 
 def test_verify_by_a_command(repo, review):
