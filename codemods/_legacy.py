@@ -195,11 +195,13 @@ def without_empty_blocks(facts, path, plans, edits):
 
 def is_idle(syntax, block):
     """Does the block do nothing once its statements are gone?"""
+    if not isinstance(block, (ast.With, ast.If)):
+        return False
     if any("#" in line for line in syntax.module.lines[block.lineno - 1 : block.end_lineno]):
         return False
     if isinstance(block, ast.With):
         return all(i.optional_vars is None and ast.unparse(i.context_expr).endswith("no_grad()") for i in block.items)
-    if not isinstance(block, ast.If) or block.orelse or syntax.source(block).startswith("elif"):
+    if block.orelse or syntax.source(block).startswith("elif"):
         return False
     return all(ast.unparse(n.func) in ("isinstance", "hasattr", "len", "torch.is_tensor", "torch.cuda.is_available")
                for n in ast.walk(block.test) if isinstance(n, ast.Call)) and not any(isinstance(n, ast.NamedExpr) for n in ast.walk(block.test))

@@ -29,6 +29,14 @@ CASES = {
         "def f(x, stack):\n    if stack.pop():\n        x = Variable(x)\n    return x\n",
         "def f(x, stack):\n    if stack.pop():\n        pass\n    return x\n",
     ),
+    "at the top": (
+        "x = torch.ones(2)\nx = Variable(x)\nprint(x)\n",
+        "x = torch.ones(2)\nprint(x)\n",
+    ),
+    "nothing else in the function": (
+        "def f(x):\n    x = Variable(x)\n\n\nf(torch.ones(1))\n",
+        "def f(x):\n    pass\n\n\nf(torch.ones(1))\n",
+    ),
     "a comment stays": (
         "def f(x):\n    with torch.no_grad():\n        x = Variable(x)  # to the card\n    return x\n",
         "def f(x):\n    with torch.no_grad():\n        pass  # to the card\n    return x\n",
