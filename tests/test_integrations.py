@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -258,14 +259,15 @@ def test_the_commands_in_the_documentation_exist():
     used = 0
     for page in pages:
         for line in re.findall(r"(?:^|`|- run: |- )(gradfix [a-z][^`\n]*)", page.read_text(), re.M):
-            words = re.split("[#|]", line)[0].split()
+            text = re.split("[#|]", line)[0]
+            words = shlex.split(text) if text.count('"') % 2 == 0 and text.count("'") % 2 == 0 else text.split()
             if words[1] not in known:
                 continue
             options = {o for p in known[words[1]].params for o in (*p.opts, *p.secondary_opts)}
             for word in words[2:]:
                 if word == "--":
                     break
-                if word.startswith("-") and len(word) > 1:
+                if word.startswith("-") and len(word) > 1 and " " not in word:
                     assert word.split("=")[0].rstrip(".,;:)") in options, f"{page.name}: {line}"
                     used += 1
     assert used > 20
