@@ -209,6 +209,33 @@ def test_what_a_script_writes_goes_into_a_copy(tmp_path):
     assert sorted(os.listdir(tmp_path)) == before and (tmp_path / "data.txt").read_text() == "kept"
 
 
+def test_temporary_files_are_allowed(tmp_path):
+    path = write(
+        tmp_path,
+        """\
+        import tempfile, torch
+        with tempfile.TemporaryFile() as one, tempfile.NamedTemporaryFile() as two, tempfile.TemporaryDirectory() as three:
+            torch.save(torch.ones(2), one)
+            torch.save(torch.ones(2), two.name)
+            torch.save(torch.ones(2), three + "/x.pt")
+        print("done")
+        """,
+    )
+    import torch.distributed.rpc  # noqa: F401: asks for the folder as the server's imports may
+
+    record = runs().run(script(path))
+    assert record.error is None and record.stdout == "done\n"
+
+
+def test_a_copy_reads_what_lies_beside_the_project(tmp_path):
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "x.txt").write_text("here")
+    path = write(tmp_path, "open('log', 'w')\nprint(open('../data/x.txt').read())\nopen('../data/y.txt', 'w')\n", "project/main.py")
+    record = runs().run(script(path))
+    assert record.stdout == "here\n" and record.error.type == "PermissionError"
+    assert os.listdir(tmp_path / "data") == ["x.txt"]
+
+
 def test_a_copy_is_no_door_to_the_rest(tmp_path):
     outside = tmp_path / "outside.txt"
     path = write(tmp_path, f"open('inside.txt', 'w')\nopen({str(outside)!r}, 'w')\n", "project/script.py")

@@ -152,6 +152,21 @@ COLLECTED = """\
     optimizer.step()
 """
 
+UNUSED = """\
+    import torch
+
+    scale, shift = torch.tensor(2.0, requires_grad=True), torch.tensor(1.0, requires_grad=True)
+
+    def energy(x, shifted):
+        if shifted:
+            return (x + shift).pow(2)
+        return (x * scale).pow(2)
+
+    value = energy(torch.tensor(3.0), shifted=False)
+    grads = torch.autograd.grad(value, [scale, shift])
+    print(grads)
+"""
+
 # name: (script, what of GradFix's own rewrite is changed, into what)
 WRONG = {
     "retain after backward": (RETAIN, "h.retain_grad()\nloss.backward()", "loss.backward()\nh.retain_grad()"),
@@ -195,6 +210,8 @@ WRONG = {
     "a gradient that should start is left out": (
         COLLECTED, "p.grad = g / 2 if p.grad is None else p.grad + g / 2", "p.grad is None or p.grad.add_(g / 2)",
     ),  # fmt: skip
+    "the input is another": (UNUSED, "torch.tensor(3.0)", "torch.tensor(4.0)"),
+    "the gradients are not printed": (UNUSED, "print(grads)", "pass"),
     "what is printed is lost": (TRUTH, "print(w.grad.norm())", "pass"),
     "what is printed is another number": (TRUTH, "w.grad.norm()", "w.grad.sum()"),
 }
@@ -246,6 +263,24 @@ def test_a_test_for_variables_means_tensors(tmp_path):
         assert part in right
         judged = prove(path, done, right.replace(part, instead).encode())
         assert judged.verdict in (Verdict.CHANGED, Verdict.FAILED), judged.reason
+
+
+def test_an_infinity_is_no_number_but_itself(tmp_path):
+    source = """\
+        import torch
+        best = float("inf")
+        loss = torch.ones(1, requires_grad=True).sum()
+        loss.backward()
+        if loss.data[0] < best:
+            best = loss.data[0]
+        print(best)
+    """
+    path = write(tmp_path, source)
+    done = Rewriter([str(path)], settings(legacy=True), Runner(1)).make()
+    assert prove(path, done).verdict is Verdict.GAINED
+    wrong = done.after[str(path)].replace(b"best = loss.item()", b"pass")
+    assert wrong != done.after[str(path)]
+    assert prove(path, done, wrong).verdict in (Verdict.CHANGED, Verdict.FAILED)
 
 
 PRESERVED = """\

@@ -26,7 +26,6 @@ from gradfix.harness.trace import Event
 
 INPLACE_ON_LEAF = ("a leaf Variable that requires grad", "a view of a leaf Variable that requires grad")
 ONLY_FLOATS = "floating point"
-NOT_USED = "appears to not have been used in the graph"
 NO_TRUTH = "Boolean value of Tensor with more than one value"
 LEAVES = {"item", "tolist", "numpy", "detach", "cpu"}  # methods that end a tensor's history, and what is said beside them
 WRAPS = {"tensor", "as_tensor", "Tensor", "FloatTensor", "DoubleTensor", "Variable"}
@@ -127,13 +126,12 @@ class ForgivingRecorder(Recorder):
         return value
 
     def grad(self, outputs, inputs, args, kwargs):
-        try:
+        if self.busy or "allow_unused" in kwargs or len(args) > 3 or not self.named_row(self.frame()):
             return super().grad(outputs, inputs, args, kwargs)
-        except RuntimeError as error:
-            if NOT_USED not in str(error) or not self.named_row(self.frame()):
-                raise
+        result = super().grad(outputs, inputs, args, {**kwargs, "allow_unused": True})
+        if all(g is not None for g in result):
+            return result
         self.record.skipped = True
-        result = super().grad(outputs, inputs, args, {**kwargs, "retain_graph": True, "allow_unused": True})
         if self.skips:
             return result
         self.note("a gradient that is `None` counts as zeros")

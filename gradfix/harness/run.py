@@ -18,6 +18,7 @@ MARKERS = (".git", ".hg", "pyproject.toml", "setup.py", "setup.cfg", "requiremen
 NOT_COPIED = {".git", ".hg", "__pycache__", ".venv", "venv", "node_modules", ".mypy_cache", ".pytest_cache", ".tox"}
 MOST_COPIED = 512 << 20  # bytes
 MOST_FILES = 50_000
+MOST_BESIDE = 1_000  # files and folders beside a project that its copy sees
 
 
 class HarnessError(Exception):
@@ -155,9 +156,14 @@ class Runs:
 
     def _copy(self, job: Job) -> str | None:
         """Move the job into a copy of its project; why that can't be done, or None."""
-        target = os.path.join(os.path.dirname(job.result), "copy")
+        beside = os.path.join(os.path.dirname(job.result), "copy")
+        target = os.path.join(beside, os.path.basename(job.root) or "project")
+        os.makedirs(beside)
         if (why := copy_project(job.root, target)) is not None:
             return why
+        for name in os.listdir(os.path.dirname(job.root))[:MOST_BESIDE]:  # for scripts that read `../data`
+            if not os.path.lexists(os.path.join(beside, name)):
+                os.symlink(os.path.join(os.path.dirname(job.root), name), os.path.join(beside, name))
 
         def moved(path: str) -> str:
             return target + path[len(job.root) :] if path == job.root or path.startswith(job.root + os.sep) else path
