@@ -426,3 +426,11 @@ def test_a_file_that_does_not_parse_is_judged_against_itself_with_that_mended(tm
     assert b"non_blocking=True" in right and prove(path, done).verdict is Verdict.GAINED
     for wrong in (right.replace(b"p -= 0.1", b"p += 0.1"), right.replace(b"p -= 0.1 * p.grad", b"pass")):
         assert prove(path, done, wrong).verdict in (Verdict.CHANGED, Verdict.FAILED)
+
+
+@pytest.mark.parametrize("other, same", [("loss inf", True), ("loss -inf", False), ("loss 5.0", False), ("loss nan", False)])
+def test_an_infinity_in_the_output_is_no_other_number(other, same):
+    from gradfix.harness.align import same_output
+
+    assert same_output("loss inf", other) is same
+    assert same_output(other, "loss inf") is same

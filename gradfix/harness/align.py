@@ -306,6 +306,6 @@ def same_output(a: str, b: str, tolerance: float = 1e-3) -> bool:
         p, q = float(x), float(y)
         if p != q and not (p != p and q != q) and not abs(p - q) <= tolerance * max(abs(p), abs(q)) + 1e-6:
             return False
-        if math.isinf(p) != math.isinf(q):
+        if p != q and (math.isinf(p) or math.isinf(q)):
             return False
     return True
