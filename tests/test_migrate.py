@@ -120,6 +120,14 @@ def test_patches_are_what_the_branch_holds(migrate, tmp_path):
     assert sorted(p.name for p in (tmp_path / "out" / "one").iterdir()) == ["0001-GF301-none-guarded-grad.patch", "notes.txt"]
 
 
+def test_what_one_fix_repairs_together_counts_each(migrate, tmp_path):
+    text = "import torch\n\nx = torch.ones(2)\n" + "y = x.cuda(async=True)\n" * 3
+    repo = repository(tmp_path / "one", {"a.py": text})
+    record = run_one(migrate, repo)
+    assert record["found"] == {"GF906": 3} and [c["fixes"] for c in record["commits"]] == [3] and not record["left"]
+    assert "3 findings: 3 fixable, 0 left." in migrate.out
+
+
 def test_notebooks(migrate, tmp_path):
     cells = [{"cell_type": "code", "id": str(i), "metadata": {}, "outputs": [], "execution_count": None, "source": text.splitlines(True)}
              for i, text in enumerate(["import torch", "%time\nw = torch.ones(3, requires_grad=True)\nh = w * 2", "h.sum().backward()", "h.grad"])]  # fmt: skip

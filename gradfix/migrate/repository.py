@@ -227,6 +227,9 @@ class Migration:
         with Runner(self.job.processes) as runner:
             done = engine.apply(self.files, settings, runner, look=look)
             commits: list[Commit] = []
+            # Findings that are repaired by the fix of another one, as all `async` of a file are.
+            with_others = Counter(f.code for f in looks[0].findings)
+            with_others.subtract(f.code for f in [*done.result.findings, *done.fixed])
             seconds, zone = (946684800, "+0000") if self.job.kind == "folder" else repository.date(self.base)
             identity = repository.identity()
             for rule, changes, fixed in list(by_rule(done, settings.rules)):  # it reads files that are written below
@@ -235,14 +238,15 @@ class Migration:
                 tree = repository.stage(self.tree, sorted(changes))
                 parent = commits[-1].hash if commits else self.base
                 subject = f"Apply {rule.name} ({rule.code})"
-                message = f"{subject}\n\n{describe_commit(rule, len(fixed), len(changes))}\n"
+                number = len(fixed) + max(0, with_others.pop(rule.code, 0))
+                message = f"{subject}\n\n{describe_commit(rule, number, len(changes))}\n"
                 made = repository.commit(tree, parent, message, f"{seconds + len(commits)} {zone}", identity)
                 commits.append(
                     Commit(
                         code=rule.code,
                         rule=rule.name,
                         subject=subject,
-                        fixes=len(fixed),
+                        fixes=number,
                         files=sorted(changes),
                         diff=repository.diff(parent, made),
                         hash=made,
