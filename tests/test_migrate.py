@@ -212,6 +212,15 @@ def test_kinds_of_source(migrate, tmp_path):
     assert "2 repositories" in migrate(tmp_path / "all").out
 
 
+@pytest.mark.parametrize("given", ["repos", "./repos/", "absolute"])
+def test_a_folder_stands_for_the_repositories_in_it(migrate, tmp_path, monkeypatch, given):
+    outer = repository(tmp_path / "outer", {"a.py": "x = 1\n"})  # that it lies in another repository makes no difference
+    repository(outer / "repos" / "one"), repository(outer / "repos" / "two")
+    monkeypatch.chdir(outer)
+    done = migrate("--write", outer / "repos" if given == "absolute" else given)
+    assert done.code == 0 and "2 repositories: 2 changed" in done.out, done.err + done.out
+
+
 def test_a_url_is_cloned_beside_the_journal_and_brought_up_to_date(migrate, tmp_path):
     repo = repository(tmp_path / "origin")
     url = f"file://{repo}"

@@ -91,8 +91,10 @@ def kind_of(source: str) -> tuple[str, Kind, list[str]]:
 
 
 def repositories_in(folder: str) -> list[str]:
-    """The repositories directly inside a folder that is none itself."""
-    if git.top_of(folder) is not None:
+    """The repositories directly inside a folder that is none itself, nor part of one."""
+    folder = os.path.abspath(folder)
+    top = git.top_of(folder)
+    if top is not None and (top == folder or git.tracks(top, folder)):
         return []
     try:
         entries = sorted(e.path for e in os.scandir(folder) if e.is_dir())
