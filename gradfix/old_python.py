@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import io
 import re
 import tokenize
@@ -76,7 +77,20 @@ def why(text: str, error: SyntaxError) -> str | None:
     if found is not None:
         return f"Python 2 code ({found}): convert it to Python 3 first, for instance with 2to3 or python-modernize, then run gradfix again"
     if any(r == row for r, _ in async_arguments(text)):
+        if (later := _next_error(with_async_renamed(text))) is not None and (rest := why(text, later)) is not None:
+            return rest.replace(":", f" in row {later.lineno}:", 1)
         return "`async` is a keyword since Python 3.7: `gradfix apply --select GF906` makes it `non_blocking`, then run gradfix again"
     if re.search(r"\basync\b(?!\s+(?:def|for|with)\b)", line):
         return "`async` is a keyword since Python 3.7: give the name another one, then run gradfix again"
+    return None
+
+
+def _next_error(text: str) -> SyntaxError | None:
+    """What Python says of the rest of the file."""
+    try:
+        ast.parse(text)
+    except SyntaxError as error:
+        return error
+    except ValueError:
+        pass
     return None

@@ -76,3 +76,22 @@ def test_an_import_that_another_file_takes_stays(name, tmp_path, monkeypatch):
         (tmp_path / path).write_text(text)
     done = engine.apply(sorted(files), settings(legacy=True), Runner(1))
     assert (b"import Variable" in done.after["helpers.py"]) == kept, done.after["helpers.py"].decode()
+
+
+PYTHON_2 = {
+    "both": ("x = x.cuda(async=True)\nprint 'a', x\n", "Python 2 code (a print statement) in row 2: convert it"),
+    "only async": ("x = x.cuda(async=True)\nprint('a', x)\n", "`async` is a keyword since Python 3.7: `gradfix apply --select GF906`"),
+    "async, and broken": ("x = x.cuda(async=True)\nx = = 1\n", "`async` is a keyword since Python 3.7: `gradfix apply --select GF906`"),
+}
+
+
+@pytest.mark.parametrize("name", PYTHON_2)
+def test_what_is_said_of_a_file_that_needs_more_than_async(name):
+    import ast
+
+    from gradfix.old_python import why
+
+    text, start = PYTHON_2[name]
+    with pytest.raises(SyntaxError) as raised:
+        ast.parse(text)
+    assert why(text, raised.value).startswith(start)
