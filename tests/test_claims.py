@@ -27,14 +27,14 @@ claims, torch_programs = tool("claims"), tool("torch_programs")
 def test_fixtures():
     report = claims.Report()
     for folder in sorted(FIXTURES.iterdir()):
-        for path in sorted(folder.glob("*.py"))[::3]:
+        for path in sorted(folder.glob("*.py"))[::8]:  # `tools/claims.py fixtures` looks at all of them
             try:
                 compile(path.read_bytes(), str(path), "exec")
             except SyntaxError:
                 continue
             claims.check_text(str(path), path.read_text(encoding="utf-8"), report, path)
     assert report.contradictions == []
-    assert report.checked > 5000 and report.share > 0.7
+    assert report.checked > 2000 and report.share > 0.7
 
 
 @hypothesis.settings(max_examples=120, deadline=None, derandomize=True, suppress_health_check=list(hypothesis.HealthCheck))
