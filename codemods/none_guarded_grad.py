@@ -113,16 +113,15 @@ def guard_statement(syntax, stmt, read, root, guard, path, holder):
             ReplaceExpression(path, syntax.span(shown), f"__expr__ if {guard} else None"),))
     suite = syntax.cell(syntax.suite(stmt), stmt)
     at = suite.index(stmt)
-    loop = syntax.parents.get(stmt)
-    in_loop = isinstance(loop, (ast.For, ast.AsyncFor)) and suite is loop.body and root in {
-        n.id for n in ast.walk(loop.target) if isinstance(n, ast.Name)}
+    loop = next((a for a in syntax.ancestors(stmt) if not isinstance(a, ast.If)), None)
+    in_loop = isinstance(loop, (ast.For, ast.AsyncFor)) and root in {n.id for n in ast.walk(loop.target) if isinstance(n, ast.Name)}
     last, needs = at, assigned(stmt) - ({n.id for t in targets for n in ast.walk(t) if isinstance(n, ast.Name)} if isinstance(stmt, ast.AugAssign) else set())
     for i in range(at + 1, len(suite)):
         if used(suite[i]) & needs or in_loop and any(isinstance(n, ast.Attribute) and n.attr == "grad" and root_name(n) == root for n in ast.walk(suite[i])):
             last = i
             needs |= assigned(suite[i]) if not isinstance(suite[i], ast.AugAssign) else set()
     if in_loop and last == len(suite) - 1 and last > at and len(suite) > 1:
-        if at == 0:
+        if at == 0 and suite is loop.body:
             return Fix(Applicability.SAFE, "Skip parameters without a gradient", (InsertInBody(path, syntax.span(loop), f"if {holder}.grad is None:\n    continue"),))
     if needs and any(used(later) & needs for later in outside(syntax, stmt, suite, last)):
         if isinstance(stmt, ast.Assign) and isinstance(stmt.value, ast.expr) and not in_loop:
