@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ast
 
-from gradfix.analysis.values import Cut, Number, Ref, values_of
+from gradfix.analysis.values import Bound, Cut, Multi, Number, Ref, values_of
 
 # Which rule speaks of a cut.
 RULES = {
@@ -108,11 +108,12 @@ class Cuts:
                 continue
             live.add(i)
             blind |= bool(obj.partial) or self.from_nowhere(obj)
+            switched = not obj.unsure <= obj.cold  # one branch leaves the path where another stays on it: a switch, set on purpose
             for j in obj.ins:
-                if j in obj.cold:
-                    cuts |= self.st.heap[j].dead
-                else:
+                if j not in obj.cold:
                     work.append(j)
+                elif not (switched and j in obj.unsure):
+                    cuts |= self.st.heap[j].dead
             if obj.kind in ("module", "opaque"):
                 work.extend(p.oid for p in self.parameters_of(Ref(i))[0])
         return live, blind, cuts
@@ -145,6 +146,9 @@ class Cuts:
     def note_loss(self, loss, node, module, wanted=None):
         """Keep of a loss what tells, once it is known what is trained, which of its cuts matter."""
         self.settle()
+        others = [b.receiver for b in values_of(self.weak) if isinstance(b, Bound)] if self.weak is not None else []
+        if loss in others and loss not in self.likely_parts(Multi(tuple(others))):
+            return
         stmt = self.statements[-1][1]
         nodes, term_ids, numbers = self.additive(loss)
         for v in self.flat([loss]):

@@ -617,7 +617,7 @@ class Interpreter(tm.TorchModel):
         flat = tuple(dict.fromkeys(v for i in items for v in self.likely_parts(i)))
         if len(flat) == 1:
             return flat[0]
-        return Multi(flat[:24], each=True)
+        return Multi(flat[:24], each=not any(map(tm.one_of_several, items)))
 
     # ------------------------------------------------------------- conditions
     def test(self, node):
@@ -756,6 +756,9 @@ class Interpreter(tm.TorchModel):
         holder = self.grad_holder(node)
         if holder is not None:
             return self.know(node, holder, truth)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "isinstance" and len(node.args) == 2:
+            holder = self.grad_holder(node.args[0])  # `isinstance(p.grad, torch.Tensor)`: it is no `None`
+            return self.know(node.args[0], holder, truth) if holder is not None else None
         if isinstance(node, ast.Call):
             return self.assume_call(node, truth)
         if isinstance(node, ast.Attribute) and node.attr in ("requires_grad", "is_leaf"):

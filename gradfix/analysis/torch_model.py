@@ -31,6 +31,8 @@ CONVERSIONS = {"to", "cuda", "cpu", "float", "double", "half", "bfloat16", "type
 IDENTITIES = {"atleast_1d", "atleast_2d", "atleast_3d", "conj", "conj_physical", "dequantize", "positive", "real", "resolve_conj", "resolve_neg",
               "to_dense", "as_tensor", "asarray"}
 DEVICE_MOVES = {"cuda", "to", "cpu", "double", "half", "float", "bfloat16", "type"}
+# Of what may be given a model or an optimizer, those that run no backward.
+LEAVES_GRADIENTS = {"unscale_", "clip_grad_norm_", "clip_grad_value_", "clip_grad_norm", "step", "update", "watch", "log", "print", "len", "save"}
 CUTS = {"detach", "data", "numpy", "item", "tolist"}
 INTEGER_CASTS = {"long", "int", "bool", "short", "char", "byte"}
 NUMBERS = {"size", "dim", "numel", "ndim", "shape", "dtype", "device", "is_leaf", "requires_grad", "nelement", "stride", "is_cuda",
@@ -639,9 +641,18 @@ class TorchModel(Cuts, Training):
         ins = [p.oid for p in parts if isinstance(p, Ref)] + ([receiver.oid] if receiver is not None else [])
         numbers = frozenset(c for p in parts if isinstance(p, Number) for c in p.cuts)
         self.bend(numbers, node)
+        if called_name(node) not in LEAVES_GRADIENTS and any(self.may_train(p) for p in parts if isinstance(p, Ref)):
+            self.filled_at = self.steps
         if numbers and not ins:
             return Number(numbers)
         return self.new("opaque", origin="result", ins=tuple(ins), node=node, mode=self.st.mode, callee=receiver.oid if receiver is not None else None)
+
+    def may_train(self, ref):
+        """Could code out of sight that is given this run backward: an optimizer, or a model?"""
+        return self.obj(ref).kind == "optimizer" or self.is_model(ref)
+
+    def is_model(self, ref):
+        return self.obj(ref).kind == "module" or ref.oid in self.modules or ref.oid in self.callees
 
     def call_opaque(self, f, obj, args, kwargs, node):
         origin = obj.origin
@@ -815,6 +826,8 @@ class TorchModel(Cuts, Training):
                 return self.unknown_result(node, args, kwargs)
             for a, n in zip(args, node.args):
                 self.use_grad(a, n)
+            if args and table is None and isinstance(args[0], (Ref, Function)) and (isinstance(args[0], Function) or self.is_model(args[0])):
+                return args[0]  # `torch.compile(model)`, `torch.jit.script(model)`: the model, wrapped
             if name.count(".") == 1 and last in ("manual_seed", "device", "save", "compile", "set_num_threads", "is_tensor", "Generator", "Size"):
                 return args[0] if last == "compile" and args else UNKNOWN
             if last[:1].isupper() or not (args or kwargs):
@@ -1428,7 +1441,7 @@ class TorchModel(Cuts, Training):
             if name == "requires_grad" and obj.kind == "module":
                 self.flag_on_module(target, v, value, stmt)
                 continue
-            if name == "grad" and obj.kind in ("tensor", "opaque"):
+            if name in ("grad", "_grad") and obj.kind in ("tensor", "opaque"):
                 self.zeroed.add(v.oid)
                 if value != Const(None):
                     self.filled_at = self.steps
@@ -2262,7 +2275,7 @@ class TorchModel(Cuts, Training):
         """Does a method of the class, or of a base of it, give parameters their `.grad`?"""
         if not hasattr(cls.node, "fills_gradients"):
             cls.node.fills_gradients = any(
-                isinstance(t, ast.Attribute) and t.attr == "grad" and not (isinstance(n.value, ast.Constant) and n.value.value is None)
+                isinstance(t, ast.Attribute) and t.attr in ("grad", "_grad") and not (isinstance(n.value, ast.Constant) and n.value.value is None)
                 for n in ast.walk(cls.node) if isinstance(n, ast.Assign) for t in n.targets)
         return cls.node.fills_gradients or depth < 8 and any(isinstance(b, Class) and self.fills_gradients(b, depth + 1) for b in map(self.force, cls.bases))
 
@@ -2418,6 +2431,11 @@ def dict_key(index):
     if isinstance(index, Multi) and all(isinstance(v, Ref) for v in index.values):
         return "*" + ",".join(str(v.oid) for v in index.values)
     return f"*{index.oid}" if isinstance(index, Ref) else None
+
+
+def called_name(node):
+    func = node.func if isinstance(node, ast.Call) else None
+    return func.attr if isinstance(func, ast.Attribute) else func.id if isinstance(func, ast.Name) else ""
 
 
 def one_of_several(value):
