@@ -38,3 +38,24 @@ def test_a_retained_non_leaf_is_right(tmp_path, keep):
     print(y.grad.norm())
     """
     assert bad(tmp_path, "retain-grad", program) == []
+
+
+@pytest.mark.parametrize(("decorator", "rows"), [("", [14]), ("@torch.no_grad()", [])])
+def test_the_step_of_an_optimizer_that_nothing_here_runs(tmp_path, decorator, rows):
+    program = f"""\
+    import torch
+    from torch.optim import Optimizer
+    class Momentum(Optimizer):
+        {decorator or "# grad mode is on"}
+        def step(self):
+            for group in self.param_groups:
+                for p in group["params"]:
+                    if p.grad is None:
+                        continue
+                    state = self.state[p]
+                    if not state:
+                        state["velocity"] = torch.zeros_like(p)
+                    state["velocity"].mul_(0.9).add_(p.grad)
+                    p.add_(state["velocity"], alpha=-group["lr"])
+    """
+    assert bad(tmp_path, "inplace-leaf-update", program) == rows

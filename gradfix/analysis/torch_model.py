@@ -1667,15 +1667,21 @@ class TorchModel(Cuts, Training):
             self.rewritten(ref, obj, lambda old: self.operation(node, [old, value], "", linear=True))
 
     def updates_by_gradient(self, ref, value, stmt):
-        """In a function that nobody is seen to call: does the statement use the parameter's own gradient, and does nothing
-        around it speak of grad mode, which a caller may hold?"""
+        """In a function that nobody is seen to call: does the statement use the parameter's own gradient, or is it the step of
+        an optimizer, and does nothing around it speak of grad mode, which a caller may hold?"""
         module, _ = self.statements[-1]
         fn = self.stack[0] if self.stack else None
         owner = self.calls[0][3].owner if self.calls else None
         around = module.source(owner.node if owner is not None else fn) if fn is not None else module.text
         values = self.flat([value]) + [self.find(n.id) for n in ast.walk(stmt) if isinstance(n, ast.Name)]
         own = ref.oid in self.grad_sources(values) or any(isinstance(n, ast.Attribute) and n.attr == "grad" for n in ast.walk(stmt))
+        own = own or owner is not None and fn.name == "step" and self.is_optimizer(owner)
         return own and "no_grad" not in around and "inference_mode" not in around
+
+    def is_optimizer(self, cls, depth=0):
+        """Does the class extend an optimizer of torch?  What its methods are given in `param_groups` are leaves that train."""
+        bases = [self.force(b) for b in cls.bases]
+        return any(isinstance(b, External) and b.name.startswith("torch.optim") or isinstance(b, Class) and depth < 8 and self.is_optimizer(b, depth + 1) for b in bases)
 
     def inplace_update(self, node, ref, value, stmt):
         """In-place change of a leaf that requires grad, or of a view of one: raises while grad mode is on."""
