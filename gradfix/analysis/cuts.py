@@ -25,7 +25,7 @@ MOST = 24  # cuts that one value remembers
 class Term:
     """An additive term of a loss: what it reaches by the recorded path, and the cuts below it with all that lies behind them."""
 
-    __slots__ = ("live", "blind", "cuts", "path", "span", "statement", "shared", "hidden", "alone", "held")
+    __slots__ = ("live", "blind", "cuts", "path", "span", "statement", "shared", "hidden", "alone", "held", "frame")
 
 
 class Cuts:
@@ -163,7 +163,7 @@ class Cuts:
         for (live, blind, cuts), oid in parts:
             term = Term()
             term.live, term.blind, term.hidden, term.held = live, blind, hidden, None
-            term.path, term.span, term.statement = module.path, module.span(node), module.span(stmt)
+            term.path, term.span, term.statement, term.frame = module.path, module.span(node), module.span(stmt), self.st.frame
             term.cuts = [(c, self.behind(c, memo)) for c in capped(cuts) if not self.cancels(c, nodes)]
             term.alone = len(parts) == 1
             fed = {m for m, a in self.fed if a in nodes and m is not None and m in self.callees}
@@ -293,7 +293,7 @@ class Cuts:
         if any(r["module"].path == cut.path and cut.statement.contains(r["module"].span(r["stmt"])) for r in self.rebindings):
             return  # the rebinding is what is wrong
         module = self.project.module(cut.path)
-        info = {"cut": cut.kind, "op": cut.op, "loss": (term.path, term.span), "lost": self.names_of(lost),
+        info = {"cut": cut.kind, "op": cut.op, "loss": (term.path, term.span), "lost": self.names_of(lost, term.frame),
                 "torch": module.torch_name() if module is not None else "torch", "hidden": term.hidden}
         info["bent"] = self.bent.setdefault((cut.path, cut.span, cut.kind), set())  # filled until the end of the program
         self.out.facts.append(Fact(RULES[cut.kind], cut.path, cut.span, cut.statement, True, info, self.concrete))
@@ -303,12 +303,13 @@ class Cuts:
         return any(self.st.heap[i].origin == "result" and self.st.heap[i].mode is not False or i in self.callees for i in self.below(oid) & live)
 
     # ----------------------------------------------------------------- names
-    def names_of(self, oids, most=3):
-        """How the program calls some of these objects, for people to read."""
-        found, frame, frames = {}, self.st.frame if self.st is not None else None, []
-        while frame is not None:
-            frames.append(frame)
-            frame = frame.parent
+    def names_of(self, oids, there=None, most=3):
+        """How the program calls some of these objects, for people to read: in the function that runs, or else `there`."""
+        found, frames = {}, []
+        for frame in (self.st.frame if self.st is not None else None, there):
+            while frame is not None:
+                frames.append(frame)
+                frame = frame.parent
         frames += [f for f in self.globals.values() if f is not None and f not in frames]
         work = [(name, value, 0) for f in frames for name, value in dict.items(f.vars) if isinstance(name, str) and name.isidentifier()]
         seen = set()

@@ -617,7 +617,9 @@ class Interpreter(tm.TorchModel):
         flat = tuple(dict.fromkeys(v for i in items for v in self.likely_parts(i)))
         if len(flat) == 1:
             return flat[0]
-        return Multi(flat[:24], each=not any(map(tm.one_of_several, items)))
+        if flat and all(isinstance(v, Number) for v in flat):
+            return Number(frozenset().union(*(v.cuts for v in flat)))
+        return Multi(flat[:24], each=True)
 
     # ------------------------------------------------------------- conditions
     def test(self, node):

@@ -1157,7 +1157,8 @@ class TorchModel(Cuts, Training):
             return self.cut_tensor(ref, node, "detach")
         if name in ("requires_grad", "is_leaf"):
             return UNKNOWN
-        if obj.param and name not in ("to", "cuda", "cpu"):  # a parameter is a tensor for certain
+        tensor = obj.param or obj.rg is True and operations.lookup(name) is not None and name not in CONVERSIONS
+        if tensor and name not in ("to", "cuda", "cpu"):  # a parameter is a tensor for certain, so is what requires grad and is reshaped
             return self.tensor_method(ref, obj, name, args, kwargs, node)
         if name == "run_until_complete" and args:
             return self.awaited(args[0])
@@ -1275,6 +1276,8 @@ class TorchModel(Cuts, Training):
 
     def module_method(self, ref, obj, name, args, kwargs, node):
         self.modules.add(ref.oid)
+        if name == "optimizers" and not args and (built := self.configured_optimizers(ref)):
+            return built[0] if len(built) == 1 else self.new("list", items=tuple(built))
         if name in ("parameters", "named_parameters"):
             params, open_ = self.parameters_of(ref)
             items = tuple(params)
@@ -1515,8 +1518,11 @@ class TorchModel(Cuts, Training):
                 if v.oid in self.derived and self.derived[v.oid]["old"] == o.oid:
                     continue  # a helper's own rebinding, handed back
                 if o.oid in self.derived:  # a further update of what was bound already
-                    entry = self.derived[v.oid] = self.derived[o.oid]
+                    entry = self.derived[o.oid]
                     entry["new"] = v.oid
+                    if self.lost_at_once(after):
+                        continue  # made a leaf anew, and lost again: that is what is wrong
+                    self.derived[v.oid] = entry
                     if entry["module"] is self.statements[-1][0] and entry["frame"] == self.st.frame.name:
                         entry["last"] = stmt
                     entry["family"].add(v.oid)
@@ -2285,13 +2291,18 @@ class TorchModel(Cuts, Training):
                 for n in ast.walk(cls.node) if isinstance(n, ast.Assign) for t in n.targets)
         return cls.node.fills_gradients or depth < 8 and any(isinstance(b, Class) and self.fills_gradients(b, depth + 1) for b in map(self.force, cls.bases))
 
+    def lost_at_once(self, obj):
+        """`x.requires_grad_() * 0.1`: told to require grad, and lost in the same statement?"""
+        leaf = self.st.heap.get(obj.lost) if self.st is not None else None
+        return leaf is not None and leaf.flagged is not None and obj.statement is not None and leaf.flagged[1][1] is obj.statement[1]
+
     def leaf_lost(self, ref, obj, why, node):
         """Was the leaf made and lost in one expression (or by a conversion in a second statement)?"""
         leaf = self.st.heap.get(obj.lost)
         if leaf is None or leaf.node is None and leaf.flagged is None or obj.node is None or leaf.statement is None or obj.statement is None:
             return False
-        flag, at = leaf.flagged or (None, None)
-        if at is not None and at[1] is obj.statement[1]:  # `x.requires_grad_() * 0.1`
+        if self.lost_at_once(obj):
+            flag, _ = leaf.flagged
             module, stmt = obj.statement
             self.fact("leaf-lost-at-creation", flag, True, module=module, stmt=stmt, form="method", leaf=module.span(flag),
                       receiver=module.source(flag.func.value), outer=module.span(obj.node))
@@ -2366,7 +2377,7 @@ class TorchModel(Cuts, Training):
             used = any(r["new"] in b.reached for b in (self.st.backwards if self.st is not None else ()))
             loop_variable = isinstance(r["target"], ast.Name) and isinstance(r["loop"], ast.For) and any(
                 isinstance(n, ast.Name) and n.id == r["target"].id for n in ast.walk(r["loop"].target))
-            releafed = new is not None and new.leaf and new.rg
+            releafed = new is not None and (new.leaf and new.rg or self.lost_at_once(new))
             if releafed and not r.get("confirmed"):
                 bad = False
             else:

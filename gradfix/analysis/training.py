@@ -28,6 +28,7 @@ class Training:
         self.swapped: list = []  # parameters put in the place of one that optimizers hold: (those, new, …)
         self.idle_steps: list = []  # (optimizer, what was live) of steps of which no held parameter got a gradient
         self.copies: dict = {}  # a deep copy's oid -> the original's
+        self.configured: dict = {}  # a module's oid -> its optimizers
         self.called_methods: set = set()  # objects whose methods are no tensor's
         self.dependence: set = set()
 
@@ -73,11 +74,7 @@ class Training:
 
     def run_framework_loss(self, function, receiver, returned):
         """Call the method as the trainer does: then backward, then the step of the module's own optimizer."""
-        known = len(self.optimizers)
-        configure = self.class_attribute(function.owner, "configure_optimizers")
-        if isinstance(configure, Function):
-            self.call_function(configure, *self.unknown_arguments(configure), function.node, receiver=receiver)
-        built = self.optimizers[known:]
+        built = self.configured_optimizers(receiver)
         given, keywords = self.unknown_arguments(function)
         if function.name == "compute_loss" and given:
             self.trained.add(given[0].oid)  # the model
@@ -93,6 +90,17 @@ class Training:
                 self.optimizer_method(built[0], "step", [], {}, returned.value)
         finally:
             self.statements.pop()
+
+    def configured_optimizers(self, receiver):
+        """What Lightning hands out as `self.optimizers()`: all that `configure_optimizers` builds, in order."""
+        obj = self.obj(receiver)
+        if receiver.oid not in self.configured:
+            known = len(self.optimizers)
+            configure = self.class_attribute(obj.cls, "configure_optimizers") if obj.cls is not None else None
+            if isinstance(configure, Function):
+                self.call_function(configure, *self.unknown_arguments(configure), configure.node, receiver=receiver)
+            self.configured[receiver.oid] = self.optimizers[known:]
+        return self.configured[receiver.oid]
 
     def loss_in(self, result):
         """Of `{"loss": loss, …}` the loss, of `(loss, outputs)` the first."""
