@@ -52,7 +52,8 @@ from gradfix.findings import Severity
 
 codemod = Codemod(__name__, code="GF406", promises=(), fixable=False)
 INSTEAD = {"argmax": "take the loss of the scores, or a softmax over them", "argmin": "take the loss of the scores, or a softmax over them",
-           "round": "add the difference detached: `x + (x.round() - x).detach()`", "floor_divide": "use `/`"}
+           "round": "add the difference detached: `x + (x.round() - x).detach()`", "floor_divide": "use `/`",
+           "sample": "draw with `rsample()`, or let the loss hold the `log_prob` of what was drawn"}
 
 
 @codemod.check

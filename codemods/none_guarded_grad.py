@@ -88,12 +88,26 @@ def repair(facts, fact):
                 summed = isinstance(parent, ast.Call) and isinstance(parent.func, ast.Name) and parent.func.id == "sum"
                 return Fix(Applicability.SAFE if summed else Applicability.UNSAFE, "Skip parameters without a gradient",
                            (AddFilter(path, syntax.span(node), guard),))
+        if isinstance(node, ast.Lambda) and root in {a.arg for a in node.args.args}:
+            return guard_mapped(syntax, node, root, guard, path)
         if isinstance(node, ast.If) and previous is node.test or isinstance(node, ast.While) and previous is node.test:
             return Fix(Applicability.UNSAFE, "Test for `None` first", (ReplaceExpression(path, syntax.span(node.test), f"{guard} and __expr__"),))
         if isinstance(node, ast.stmt):
             return guard_statement(syntax, node, read, root, guard, path, holder)
         previous = node
     return None
+
+
+def guard_mapped(syntax, function, root, guard, path):
+    """`map(lambda p: p.grad.norm(), parameters)`: only what the lambda is given can be tested, and only where that is in sight."""
+    call = syntax.parents.get(function)
+    mapped = isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == "map" and len(call.args) == 2 and call.args[0] is function
+    if not mapped or isinstance(call.args[1], ast.Starred):
+        return None
+    around = syntax.parents.get(call)
+    reduced = isinstance(around, ast.Call) and isinstance(around.func, ast.Name) and around.func.id in ("sum", "max", "min")
+    return Fix(Applicability.SAFE if reduced else Applicability.UNSAFE, "Skip parameters without a gradient",
+               (ReplaceExpression(path, syntax.span(call.args[1]), f"({root} for {root} in __expr__ if {guard})"),))
 
 
 def guard_statement(syntax, stmt, read, root, guard, path, holder):

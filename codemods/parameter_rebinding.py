@@ -73,7 +73,7 @@ def repair(facts, fact):
     if updates is not None:
         code, clear = updates
         return no_grad(fact, path, code, clear)
-    if isinstance(stmt.targets[0], (ast.Tuple, ast.List)):
+    if isinstance(stmt.targets[0], (ast.Tuple, ast.List)) or fact.info.get("container"):
         return None
     target, value = syntax.source(stmt.targets[0]), stmt.value
     if last := fact.info.get("last"):
@@ -106,22 +106,47 @@ def in_place(syntax, stmt, clear):
             inner = {ast.unparse(n) for n in ast.walk(v) if isinstance(n, (ast.Name, ast.Attribute, ast.Subscript))}
             if inner & set(names[:i]):
                 return None
-    elif isinstance(value, ast.ListComp) and len(value.generators) == 1 and not value.generators[0].ifs:
-        loop = value.generators[0]
-        update = augmented(syntax, loop.target, value.elt)
-        if update is None or ast.unparse(loop.iter) != ast.unparse(target) or not isinstance(loop.target, ast.Name):
+    elif isinstance(value, (ast.ListComp, ast.DictComp)):
+        leaf = leaf_of(target, value)
+        if leaf is None:
             return None
-        tail = f"\n    {loop.target.id}.grad = None" if clear else ""
-        return f"for {loop.target.id} in {syntax.source(loop.iter)}:\n    {update}{tail}", ""
+        loop, new = value.generators[0], value.elt if isinstance(value, ast.ListComp) else value.value
+        update = augmented(syntax, leaf, new) or f"{leaf}.copy_({syntax.source(new)})"
+        tail = f"\n    {leaf}.grad = None" if clear else ""
+        return f"for {syntax.source(loop.target)} in {syntax.source(loop.iter)}:\n    {update}{tail}", ""
     else:
         pairs = [(target, value)]
-    updates = [augmented(syntax, t, v) for t, v in pairs]
+    updates = [augmented(syntax, syntax.source(t), v) for t, v in pairs]
     if None in updates:
         return None
     return "\n".join(updates), "\n".join(f"{syntax.source(t)}.grad = None" for t, _ in pairs) if clear else ""
 
 
+def leaf_of(target, comprehension):
+    """What stands for the old leaf in a comprehension over the container that its result takes the place of, or None."""
+    if len(comprehension.generators) != 1 or comprehension.generators[0].ifs:
+        return None
+    loop, whole = comprehension.generators[0], ast.unparse(target)
+    over = loop.iter.func if isinstance(loop.iter, ast.Call) and not loop.iter.keywords else None
+    names = [n.id if isinstance(n, ast.Name) else None for n in (loop.target.elts if isinstance(loop.target, ast.Tuple) else [loop.target])]
+    if isinstance(comprehension, ast.DictComp):
+        if not isinstance(comprehension.key, ast.Name) or comprehension.key.id != names[0]:
+            return None
+        if isinstance(over, ast.Attribute) and over.attr == "items" and ast.unparse(over.value) == whole and len(names) == 2:
+            return names[1]
+        keys = over.value if isinstance(over, ast.Attribute) and over.attr == "keys" else loop.iter
+        return f"{whole}[{names[0]}]" if ast.unparse(keys) == whole and len(names) == 1 else None
+    if ast.unparse(loop.iter) == whole and len(names) == 1:
+        return names[0]
+    if isinstance(over, ast.Name) and over.id in ("zip", "enumerate"):
+        columns = ([None] if over.id == "enumerate" else []) + [ast.unparse(a) for a in loop.iter.args]
+        if len(columns) == len(names) and whole in columns:
+            return names[columns.index(whole)]
+    return None
+
+
 def augmented(syntax, target, value):
-    if isinstance(value, ast.BinOp) and type(value.op) in OPERATORS and ast.unparse(value.left) == ast.unparse(target):
-        return f"{syntax.source(target)} {OPERATORS[type(value.op)]} {syntax.source(value.right)}"
+    """`X op= Y` for `X op Y`, where X is `target`, or None."""
+    if isinstance(value, ast.BinOp) and type(value.op) in OPERATORS and ast.unparse(value.left) == ast.unparse(ast.parse(target, mode="eval").body):
+        return f"{target} {OPERATORS[type(value.op)]} {syntax.source(value.right)}"
     return None

@@ -52,7 +52,7 @@ def check(facts):
         yield codemod.finding(
             path=fact.path,
             span=fact.span,
-            message=f"`{word}` is no attribute of a tensor: `requires_grad` is meant",
+            message=f"`{word}` is {'a method' if word == 'requires_grad_' else 'no attribute'} of a tensor: `requires_grad` is meant",
             severity=Severity.ERROR,
             fix=Fix(Applicability.UNSAFE, "Correct the name", (edit,)),
             statement_rows=(fact.statement.row, fact.statement.end_row),

@@ -86,13 +86,13 @@ def report(facts, fact, where, at, statement, related):
         span=at,
         message=f"`{holder}.grad` is `None`: `{holder}` is not a leaf, and autograd keeps no gradient of it without `retain_grad()`",
         severity=Severity.ERROR if fact.info["certain"] else Severity.WARNING,
-        fix=codemod.option(facts, "prefer") == "autograd-grad" and direct(facts, fact, path, backward) or repair(fact, path, backward),
+        fix=codemod.option(facts, "prefer") == "autograd-grad" and direct(facts, fact, path, backward) or repair(facts, fact, path, backward),
         related=related,
         statement_rows=(statement.row, statement.end_row),
     )
 
 
-def repair(fact, path, backward):
+def repair(facts, fact, path, backward):
     certain = fact.info["certain"]
     applicability = Applicability.SAFE if certain else Applicability.UNSAFE
     place = fact.info["place"]
@@ -111,7 +111,27 @@ def repair(fact, path, backward):
         element = "_t" + (f".{attribute}" if attribute else "")
         code = f"for _t in {collection}:\n    if {element}.requires_grad:\n        {element}.retain_grad()"
         name = f"for each of `{collection}`: {element}"
-    return Fix(applicability, f"Insert `{name}.retain_grad()` before backward", (InsertBefore(path, backward, code),))
+    edits = (InsertBefore(path, backward, code),)
+    if fact.info["together"]:  # `net(x).sum().backward()` makes the tensor, too: there is nothing to retain before it
+        edits = split(facts.syntax(path), path, backward, code)
+    return Fix(applicability, f"Insert `{name}.retain_grad()` before backward", edits) if edits else None
+
+
+def split(syntax, path, backward, code):
+    """Compute the loss in a statement of its own, so that `code` runs between it and backward."""
+    stmt = syntax.find(backward, ast.Expr)
+    call = stmt.value if stmt is not None else None
+    if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute):
+        return None
+    parts = [p for p in (call.func.value, *call.args[:1]) if any(isinstance(n, ast.Call) for n in ast.walk(p))]
+    scope = next(n for n in syntax.ancestors(stmt) if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Module)))
+    taken = {n.id for n in ast.walk(scope) if isinstance(n, ast.Name)}
+    fresh = next((name for name in ("loss", "objective", "_loss") if name not in taken), None)
+    if len(parts) != 1 or fresh is None:
+        return None
+    loss = syntax.source(parts[0])
+    loss = f"({loss})" if "\n" in loss else loss
+    return (InsertBefore(path, backward, f"{fresh} = {loss}\n{code}"), ReplaceExpression(path, syntax.span(parts[0]), fresh))
 
 
 def direct(facts, fact, path, backward):

@@ -20,7 +20,7 @@ from gradfix.preview import by_path
 from gradfix.runner import Runner, describe
 from gradfix.source import Source, SourceError, data_of, decode, in_cells
 
-MAX_ROUNDS = 10
+MAX_ROUNDS = 30
 
 
 @dataclass
@@ -248,9 +248,7 @@ def _rounds(files, settings, runner, given, first: Result, frozen: dict[str, str
             break
         names = {f.name for f in landed}
         if number == MAX_ROUNDS:
-            why = f"fixes still change it after {MAX_ROUNDS} rounds ({', '.join(sorted(names))}); run gradfix again"
-            result.problems.extend(Problem(path, why) for path in sorted(changes))
-            break
+            raise Broken(changes, f"left as it was: fixes still change it after {MAX_ROUNDS} rounds ({', '.join(sorted(names))})")
         for path in changes:
             before.setdefault(path, data_of(result.project, path))
         overlay.update(changes)

@@ -74,9 +74,11 @@ def test_fixes_that_undo_each_other(shell, tmp_path):
 
 def test_a_fix_that_never_ends_is_capped(shell, tmp_path):
     shell.rules(line_rule("one", "GF101", "aaa", "aaaa"))
-    write(tmp_path / "a.py", "aaa\n")
+    file = write(tmp_path / "a.py", "aaa\n")
+    other = write(tmp_path / "b.py", "x = 1\n")
     found = shell("apply")
-    assert found.code == 2 and "after 10 rounds (one)" in found.err
+    assert found.code == 2 and "a.py: left as it was: " in found.err and "after 30 rounds (one)" in found.err
+    assert file.read_text() == "aaa\n" and other.read_text() == "x = 1\n"
 
 
 def test_result_that_does_not_compile(shell, tmp_path):

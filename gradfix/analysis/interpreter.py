@@ -102,15 +102,23 @@ class State:
 
 
 class Frame:
-    __slots__ = ("vars", "parent", "module", "closure", "name", "owner")
+    """The names of a running function or file.
+
+    `shared` are those declared `global` or `nonlocal`, each with the scope that owns it: they are like the function's own
+    until it returns, and then its caller's, until the owner is reached (see `pop_frame`).
+    """
+
+    __slots__ = ("vars", "parent", "module", "closure", "name", "owner", "shared")
 
     def __init__(self, module, parent=None, closure=None, name="", owner=None):
         self.vars, self.module, self.parent, self.closure, self.name, self.owner = {}, module, parent, closure, name, owner
+        self.shared = None
 
     def fork(self, deep=False):
         """A copy for a branch.  Callers' frames can't change before the call returns, so branches share them."""
         parent = self.parent.fork(True) if deep and self.parent else self.parent
         new = Frame(self.module, parent, self.closure, self.name, self.owner)
+        new.shared = self.shared
         new.vars = self.vars if isinstance(self.vars, LazyNames) else dict(self.vars)
         return new
 
@@ -141,6 +149,8 @@ def join_frames(a, b):
     out = a.fork()
     if out.vars is b.vars:
         return out
+    if b.shared:
+        out.shared = {**(a.shared or {}), **b.shared}
     for name, value in b.vars.items():
         out.vars[name] = join_values(out.vars[name], value) if name in out.vars else value
     return out
@@ -186,7 +196,7 @@ def join_objects(a, b):
 class Backward:
     """A backward that ran: where, on what, and the program's names at that point."""
 
-    __slots__ = ("path", "span", "statement", "loss", "frame", "heap", "reached", "inputs", "in_loop")
+    __slots__ = ("path", "span", "statement", "loss", "frame", "heap", "reached", "inputs", "in_loop", "started")
 
 
 class Interpreter(tm.TorchModel):
@@ -227,6 +237,7 @@ class Interpreter(tm.TorchModel):
         self.tested: set = set()
         self.modules: set = set()
         self.fed: set = set()
+        self.started: dict[int, int] = {}  # of each statement, the first object that its last run could make
         self.bent: dict = {}  # (path, span, kind) of a cut -> the places that keep what was cut from being a tensor
         self.proven: list = []  # objects of which a gradient was used without a test
         self.narrowed: list = []  # what was assumed: (value or old value, slot or name, truth or new value)
@@ -308,6 +319,7 @@ class Interpreter(tm.TorchModel):
             if self.st is None:
                 return
             self.statements.append((self.st.frame.module, stmt))
+            self.started[id(stmt)] = self.next_oid
             try:
                 self.statement(stmt)
             finally:
@@ -386,9 +398,42 @@ class Interpreter(tm.TorchModel):
                 self.st.frame.vars.pop(t.id, None)
 
     def do_Global(self, s):
-        pass
+        self.share(s.names, (self.st.frame.module.path, "<module>"))
 
-    do_Nonlocal = do_Global
+    def do_Nonlocal(self, s):
+        scope = self.st.frame.closure
+        while scope is not None and s.names[0] not in scope.vars:
+            scope = scope.closure
+        if scope is not None:
+            self.share(s.names, (scope.module.path, scope.name))
+
+    def share(self, names, scope):
+        frame = self.st.frame
+        for name in names:
+            value = self.find(name)
+            frame.shared = {**(frame.shared or {}), (*scope, name): name}
+            frame.vars[name] = value
+
+    def pop_frame(self):
+        """Back to the caller, which gets the names that belong to it, or to a scope that it may reach."""
+        done, frame = self.st.frame, self.st.frame.parent
+        self.st.frame = frame
+        for (path, scope, name), held in (done.shared or {}).items() if frame is not None else ():
+            if frame.name == scope and frame.module.path == path:
+                frame.vars[name] = done.vars[held]
+            else:  # under a key that is no name of this frame's own
+                key = (frame.shared or {}).get((path, scope, name)) or f"{path}:{scope}:{name}"
+                frame.shared = {**(frame.shared or {}), (path, scope, name): key}
+                frame.vars[key] = done.vars[held]
+
+    def passed_on(self, scope, name):
+        """What a function that has returned left in a name of a scope that is not in sight of the frame that runs."""
+        key, frame = (scope.module.path, scope.name, name), self.st.frame
+        while frame is not None:
+            if frame.shared and key in frame.shared:
+                return frame.vars[frame.shared[key]]
+            frame = frame.parent
+        return None
 
     def do_Import(self, s):
         for alias in s.names:
@@ -760,7 +805,7 @@ class Interpreter(tm.TorchModel):
             return self.know(node, holder, truth)
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "isinstance" and len(node.args) == 2:
             holder = self.grad_holder(node.args[0])  # `isinstance(p.grad, torch.Tensor)`: it is no `None`
-            return self.know(node.args[0], holder, truth) if holder is not None else None
+            return self.know(node.args[0], holder, truth) if holder is not None else self.assume_class(node, truth)
         if isinstance(node, ast.Call):
             return self.assume_call(node, truth)
         if isinstance(node, ast.Attribute) and node.attr in ("requires_grad", "is_leaf"):
@@ -790,6 +835,20 @@ class Interpreter(tm.TorchModel):
                 self.st.frame.vars[what] = old
         del self.narrowed[mark:]
 
+    def assume_class(self, node, truth):
+        """`isinstance(m, nn.Linear)`: of several modules those that are; what is out of sight has the parameters of one."""
+        name = node.args[0]
+        if not isinstance(name, ast.Name):
+            return
+        value, classes = self.lookup(name.id), self.flat([self.eval(node.args[1])])
+        kept = tuple(v for v in values_of(value) if self.instance_of(v, classes) in (None, truth))
+        if kept and isinstance(value, Multi):
+            self.narrow(name.id, kept[0] if len(kept) == 1 else Multi(kept, each=value.each))
+        if truth and classes and all(isinstance(c, External) and c.name.startswith("torch.nn.") and c.name.rsplit(".", 1)[-1] in tm.WEIGHTED for c in classes):
+            for v in kept:
+                if self.obj(v) is not None and self.obj(v).kind == "opaque" and "weight" not in self.obj(v).attrs:
+                    self.store_attribute(v, "weight", self.hidden_parameter(v))
+
     def assume_call(self, node, truth):
         """A predicate of the user's (`has_grad(p)`, `self.has_grad(p)`): assume what it returns."""
         fn, shift, receiver = None, 0, None
@@ -813,7 +872,7 @@ class Interpreter(tm.TorchModel):
             frame.vars[name] = self.eval(arg)
         self.st.frame = frame
         self.assume(expr, truth)
-        self.st.frame = self.st.frame.parent
+        self.pop_frame()
 
     def know(self, node, holder, is_set):
         """`.grad` of `holder` was tested: true of this branch only, so it is kept beside the heap."""
@@ -909,10 +968,14 @@ class Interpreter(tm.TorchModel):
                 return live.vars[name]
             live = live.parent
         while closure is not None:
+            if (value := self.passed_on(closure, name)) is not None:
+                return value
             if name in closure.vars:
                 return closure.vars[name]
             closure = closure.closure
         top = self.globals.get(frame.module.path)
+        if top is not None and (value := self.passed_on(top, name)) is not None:
+            return value
         if top is not None and name in top.vars:
             return top.vars[name]
         return External("builtins." + name) if name in BUILTINS else UNKNOWN
@@ -1122,7 +1185,7 @@ class Interpreter(tm.TorchModel):
         self.filtered, proven = {}, len(self.proven)
         run(node.generators)
         if self.st is not None:
-            self.st.frame = self.st.frame.parent
+            self.pop_frame()
             self.st.known.update(dict.fromkeys(self.proven[proven:], "set"))
         filtered, self.filtered = self.filtered, {}
         if kind == "dict":
@@ -1198,7 +1261,7 @@ class Interpreter(tm.TorchModel):
         frame = Frame(fn.module, saved, fn.closure)
         self.st.frame = frame
         value = self.eval(node)
-        self.st.frame = self.st.frame.parent
+        self.pop_frame()
         return value
 
     def run_body(self, fn, frame):
@@ -1220,7 +1283,7 @@ class Interpreter(tm.TorchModel):
         try:
             if isinstance(fn.node, ast.Lambda):
                 value = self.eval(fn.node.body)
-                self.st.frame = self.st.frame.parent
+                self.pop_frame()
                 return value
             self.block(fn.node.body)
             results = self.returns[-1]
@@ -1239,7 +1302,7 @@ class Interpreter(tm.TorchModel):
                 self.st = None
                 raise Unreachable
             self.st = st
-            self.st.frame = self.st.frame.parent
+            self.pop_frame()
             return value if value is not None else Const(None)
         finally:
             self.loops = saved_loops

@@ -13,7 +13,7 @@ from gradfix.findings import Span
 # Trees are dropped when they stand for more source than this (a tree is about twenty times its source).
 TREES_CHARACTERS = 8_000_000
 
-# What a function must hold to be a root of the analysis: a gradient, a backward, a flag that is set or misspelt.
+# What a function must hold to be a root of the analysis: a gradient, a backward, a flag that is set or misspelt, a parameter that is changed.
 # Each pattern starts with a literal and stands behind a plain search for it, which is what makes this cheap.
 _ROOTS = tuple(
     (literal, literal.decode(), re.compile(pattern), re.compile(pattern.decode()))
@@ -23,7 +23,9 @@ _ROOTS = tuple(
         (b"requires_grad", rb"requires_grad(?:\s*=\s*True|_\(\s*(?:True)?\))"),
         (b"def training_step", rb"def training_step\("),  # on whose value a trainer runs backward
         (b"def compute_loss", rb"def compute_loss\("),
-        (b"req", rb"req(?!uires_grad_?\b)\w*g\w*d\w*\s*=(?!=)"),
+        (b".weight", rb"\.weight(?:\[[^\]\n]*\])?(?:\s*[-+*/]=|\.[a-z]+_\()"),  # changed in place, which raises while grad mode is on
+        (b"parameters():", rb"parameters\(\):\s+(?:if [^\n]+\s+)?\w+(?:\.(?!requires_grad_)[a-z_]+_\(|\s*[-+*/]=)"),
+        (b"req", rb"req(?!uires_grad\b)\w*g\w*d\w*\s*=(?!=)"),
     )
 )
 # What a file must hold to be looked at for code of PyTorch 0.2 to 1.4, in runs that ask for it.

@@ -49,6 +49,7 @@ NO_PARAMETERS = {
 CONTAINERS = {"Sequential", "ModuleList", "ModuleDict", "ParameterList", "ParameterDict"}
 BIASED = {"Linear": 2, "Conv1d": 3, "Conv2d": 3, "Conv3d": 3, "ConvTranspose1d": 3, "ConvTranspose2d": 3, "LayerNorm": 1,
           "BatchNorm1d": 1, "BatchNorm2d": 1, "BatchNorm3d": 1, "GroupNorm": 1, "Bilinear": 3, "InstanceNorm2d": 1}
+WEIGHTED = {name for name in BIASED if "Norm" not in name} | {"Embedding"}  # each has a parameter `weight`
 TYPO = ("require_grad", "requires_grads", "requres_grad", "require_grads", "required_grad", "requires_gard", "require_gradient",
         "requires_gradient", "reqires_grad", "requries_grad", "requiers_grad", "requieres_grad", "requirs_grad", "need_grad_",
         "requires_gradients", "requiregrad", "requiresgrad", "requires_grd", "requires_garad", "requiresGrad", "required_grads",
@@ -821,7 +822,11 @@ class TorchModel(Cuts, Training):
                 return args[0] if args and name.startswith("torch.nn.init") else UNKNOWN
             table = operations.lookup(last)
             if name.count(".") == 1 and (last in FACTORIES or table is not None and table.factory):
+                if last.endswith("_like") and args:
+                    self.use_grad(args[0], node.args[0])
                 return self.factory(node, last, args, kwargs)
+            if name.startswith("torch.distributions.") and (args or kwargs) and "transforms" not in name and "constraint" not in name:
+                return self.distribution(node, last, [*args, *kwargs.values()], open_args)
             if name.startswith(("torch.distributions", "torch.utils.data")):
                 return self.unknown_result(node, args, kwargs)
             for a, n in zip(args, node.args):
@@ -873,6 +878,28 @@ class TorchModel(Cuts, Training):
         if last == "Variable" and args:
             return UNKNOWN
         return self.unknown_result(node, args, kwargs)
+
+    # -------------------------------------------------------- distributions
+    def distribution(self, node, name, given, open_args):
+        """`Normal(mean, std)`, `kl_divergence(p, q)`: what depends on their parameters, or on those of what they are made of."""
+        ins = tuple(dict.fromkeys(i for p in self.operands(given) if isinstance(p, Ref)
+                                  for i in (self.obj(p).ins if self.obj(p).origin == "distribution" else (p.oid,))))
+        partial = open_args or UNKNOWN in self.flat(given)
+        if name[:1].isupper():
+            return self.new("opaque", origin="distribution", ins=ins, node=node, partial=partial)
+        return self.operation(node, list(map(Ref, ins)), partial=partial)
+
+    def distribution_method(self, ref, obj, name, args, kwargs, node):
+        """`sample()` draws with grad mode off, whatever the parameters are."""
+        if name == "expand":
+            return ref
+        if name not in ("sample", "sample_n", "rsample", "log_prob", "entropy", "cdf", "icdf", "perplexity"):
+            return self.unknown_result(node, args, kwargs, ref)
+        drawn = name in ("sample", "sample_n", "rsample")
+        value = self.operation(node, [*map(Ref, obj.ins), *(() if drawn else (*args, *kwargs.values()))], partial=obj.partial)
+        if name.startswith("sample"):
+            return self.tensor(node, (), rg=False, leaf=True, dead=self.leaving(node, [value], "op", "sample"), computed=True)
+        return value
 
     def leave(self):
         from gradfix.analysis.interpreter import Unreachable
@@ -1076,6 +1103,22 @@ class TorchModel(Cuts, Training):
             return Const(False) if obj.kind in ("module", "instance", "optimizer") else UNKNOWN
         return Const(bool(names & kinds[obj.kind]))
 
+    def instance_of(self, value, classes):
+        """Is the module an instance of one of the classes?  None where that can't be seen."""
+        obj = self.obj(value)
+        if obj is None or obj.kind != "module":
+            return None
+        said = [self.extends(obj.cls, c) if obj.cls is not None else isinstance(c, External) and is_kind(obj.origin, c.name) for c in classes]
+        return True if True in said else None if None in said else False
+
+    def extends(self, cls, wanted, depth=0):
+        if cls == wanted:
+            return True
+        said = [self.extends(b, wanted, depth + 1) if isinstance(b, Class) and depth < 8 else
+                isinstance(wanted, External) and is_kind(b.name.rsplit(".", 1)[-1], wanted.name) if isinstance(b, External) and b.name.startswith("torch.nn") else None
+                for b in map(self.force, cls.bases)]
+        return True if True in said else None if None in said else False
+
     # ------------------------------------------------------------- methods
     def call_method(self, bound, args, kwargs, node, open_args):
         receiver, name = bound.receiver, bound.name
@@ -1142,6 +1185,8 @@ class TorchModel(Cuts, Training):
         return self.unknown_result(node, args, kwargs)
 
     def opaque_method(self, ref, obj, name, args, kwargs, node):
+        if obj.origin == "distribution":
+            return self.distribution_method(ref, obj, name, args, kwargs, node)
         if name in ("requires_grad_",):
             flag = args[0] if args else kwargs.get("requires_grad", Const(True))
             flag = bool(flag.value) if isinstance(flag, Const) else None
@@ -1424,7 +1469,7 @@ class TorchModel(Cuts, Training):
                 continue
             if obj is None:
                 continue
-            if obj.kind in ("tensor", "opaque") and is_typo(name):
+            if obj.kind in ("tensor", "opaque") and (is_typo(name) or name == "requires_grad_" and isinstance(value, Const)):
                 if obj.kind == "tensor" or obj.param or obj.origin == "parameter":
                     self.fact("requires-grad-typo", target, True, attribute=name)
                     self.update(v, misspelt=True)
@@ -1497,14 +1542,18 @@ class TorchModel(Cuts, Training):
                     items = [value] * len(items)
                 self.update(v, items=tuple(items))
 
-    def rebound(self, target, old, value, stmt, module=False):
+    def rebound(self, target, old, value, stmt, module=False, container=False):
         """A name, attribute or item that held a leaf gets a tensor computed from that leaf and its gradient."""
         if old is None or not isinstance(stmt, (ast.Assign, ast.AnnAssign)):
             return
         lists = self.obj(old), self.obj(value)
         if all(o is not None and o.kind in ("list", "tuple") for o in lists) and len(lists[0].items) == len(lists[1].items):
             for o, v in zip(lists[0].items, lists[1].items):
-                self.rebound(target, o, v, stmt)
+                self.rebound(target, o, v, stmt, container=True)
+            return
+        if all(o is not None and o.kind == "dict" for o in lists):
+            for key in lists[0].items.keys() & lists[1].items.keys():
+                self.rebound(target, lists[0].items[key], lists[1].items[key], stmt, container=True)
             return
         for o in values_of(old):
             before = self.obj(o)
@@ -1535,7 +1584,7 @@ class TorchModel(Cuts, Training):
                     continue
                 module_, _ = self.statements[-1]
                 self.rebindings.append(entry := {"module": module_, "stmt": stmt, "target": target, "new": v.oid, "old": o.oid,
-                                        "mode": self.st.mode, "attribute": module, "frame": self.st.frame.name,
+                                        "mode": self.st.mode, "attribute": module, "container": container, "frame": self.st.frame.name,
                                         "loop": self.loops[-1][2] if self.loops else None, "backwards": len(self.st.backwards), "last": stmt, "family": {o.oid, v.oid}})
                 self.derived[v.oid] = entry
 
@@ -1769,6 +1818,10 @@ class TorchModel(Cuts, Training):
         if name == "step" and args and (given := self.obj(args[0])) is not None and given.kind in ("optimizer", "opaque") and given.cleared is not None:
             return self.optimizer_method(args[0], name, [], {}, node)  # `scaler.step(optimizer)`
         if name == "step":
+            closure = args[0] if args else kwargs.get("closure")
+            if isinstance(closure, Function) or isinstance(closure, Bound) and closure.function is not None:
+                self.call(closure, [], {}, node, False)
+                obj = self.obj(ref)
             self.stepped.add(ref.oid)
             self.ever_stepped.add(ref.oid)
             self.step_of_replaced(ref)
@@ -1836,7 +1889,7 @@ class TorchModel(Cuts, Training):
         event = Backward()
         module, stmt = self.statements[-1]
         event.path, event.span, event.statement, event.loss = module.path, module.span(node), module.span(stmt), loss
-        event.inputs = kwargs.get("inputs")
+        event.inputs, event.started = kwargs.get("inputs"), self.started.get(id(stmt), 0)
         for v in self.flat([loss]):
             for p in values_of(v):
                 if self.obj(p) is not None and self.obj(p).kind == "opaque":
@@ -1883,6 +1936,7 @@ class TorchModel(Cuts, Training):
         module, _ = self.statements[-1]
         wanted = {p.oid for v in self.flat([inputs]) for p in values_of(v) if isinstance(p, Ref)}
         self.note_loss(loss, node, module, wanted if "allow_unused" not in kwargs else None)
+        self.inputs_without_flag(loss, inputs, node)
         if "allow_unused" in kwargs or not self.concrete:
             return
         here = self.terms[len(self.terms) - self.last_terms:]
@@ -1895,6 +1949,16 @@ class TorchModel(Cuts, Training):
             obj = self.st.heap[oid]
             if obj.kind == "tensor" and obj.leaf is True and obj.rg is True and (branch := self.untaken(Ref(oid))):
                 return self.fact("untaken-branch", node, True, holder=None, certain=True, branch=branch[:2], names=self.names_of({oid}))
+
+    def inputs_without_flag(self, loss, inputs, node):
+        """`torch.autograd.grad` raises where an input does not require grad."""
+        where = argument(node, 1, "inputs")
+        below = set().union(*(self.below(p.oid) for v in self.flat([loss]) for p in values_of(v) if isinstance(p, Ref)))
+        for value, shown in zip(self.flat([inputs]), where.elts if isinstance(where, (ast.List, ast.Tuple)) else [where]):
+            obj = self.obj(value)
+            if shown is not None and obj is not None and obj.kind == "tensor" and not obj.param and obj.leaf is True and obj.rg is False and value.oid in below:
+                name = self.statements[-1][0].source(shown)
+                self.missing_flag(value, obj, shown, shown, f"`torch.autograd.grad` raises: `{name}` does not require grad")
 
     def checkpoint(self, node, args, kwargs, open_args):
         """A re-entrant checkpoint whose inputs need no gradient returns what needs none, whatever the block trains."""
@@ -2029,7 +2093,7 @@ class TorchModel(Cuts, Training):
         module, stmt = self.statements[-1]
         fill = next((b for b in reversed(self.st.backwards) if ref.oid in b.reached), None)
         self.fact("retain-grad", where, True, holder=module.source(holder), backward=(last.path, last.span, last.statement),
-                  place=self.retain_place(ref, fill or last, module, holder), reached=fill is not None,
+                  place=self.retain_place(ref, fill or last, module, holder), together=ref.oid >= (fill or last).started, reached=fill is not None,
                   certain=obj.rg is True and fill is not None, caller=self.caller(holder), **self.creation(obj))
 
     def place(self, obj):
@@ -2139,7 +2203,7 @@ class TorchModel(Cuts, Training):
         module, _ = self.statements[-1]
         return (root == "argument" or isinstance(root, tuple)) and module.imports_torch()
 
-    def missing_flag(self, ref, obj, where, holder):
+    def missing_flag(self, ref, obj, where, holder, message=None):
         module, stmt = self.statements[-1]
         if obj.frozen is not None:
             if self.concrete and not self.is_loop_variable(where.value if isinstance(where, ast.Attribute) else where):
@@ -2154,9 +2218,9 @@ class TorchModel(Cuts, Training):
             if ref.oid in w["below"]:
                 w["leaves"][ref.oid] = obj
                 return
-        if not any(ref.oid in seen for _, _, seen in self.cut_reach):
+        if message is None and not any(ref.oid in seen for _, _, seen in self.cut_reach):
             return  # no loss of the program has to do with it
-        self.fact("missing-requires-grad", where, True, holder=module.source(holder), **self.creation(obj))
+        self.fact("missing-requires-grad", where, True, holder=module.source(holder), message=message, **self.creation(obj))
 
     def creation(self, obj):
         """Where and how a tensor was made, and the name that its statement gives it."""
@@ -2215,7 +2279,7 @@ class TorchModel(Cuts, Training):
                    and i not in self.modules and i not in self.trained and i not in self.callees]
         if outputs and ref.oid not in self.modules and obj.leaf is not True and obj.rg is not True:
             self.fact("retain-grad", node, True, holder=holder, backward=(last.path, last.span, last.statement),
-                      place=self.retain_place(ref, last, module, node.value), reached=False, certain=False, caller=self.caller(node.value),
+                      place=self.retain_place(ref, last, module, node.value), together=ref.oid >= last.started, reached=False, certain=False, caller=self.caller(node.value),
                       **{**self.creation(obj), "created": None})
 
     def part_of_model(self, callee):
@@ -2377,16 +2441,18 @@ class TorchModel(Cuts, Training):
             used = any(r["new"] in b.reached for b in (self.st.backwards if self.st is not None else ()))
             loop_variable = isinstance(r["target"], ast.Name) and isinstance(r["loop"], ast.For) and any(
                 isinstance(n, ast.Name) and n.id == r["target"].id for n in ast.walk(r["loop"].target))
+            old = heap.get(r["old"])
+            unmoved = old is not None and old.param and not isinstance(r["target"], ast.Name)  # the module keeps the old value
             releafed = new is not None and (new.leaf and new.rg or self.lost_at_once(new))
             if releafed and not r.get("confirmed"):
                 bad = False
             else:
-                bad = bool(r.get("confirmed") or r["attribute"] or loop_variable or used or (r["mode"] is False and new is not None and not new.rg
+                bad = bool(r.get("confirmed") or r["attribute"] or loop_variable or unmoved or used or (r["mode"] is False and new is not None and not new.rg
                            and r["loop"] is not None))
                 if not bad and not isinstance(r["target"], ast.Name) and self.concrete is False:
                     bad = True
             self.fact("parameter-rebinding", r["stmt"], bad, module=r["module"], stmt=r["stmt"], target=r["module"].source(r["target"]),
-                      mode=r["mode"], loop_variable=loop_variable, clear=not (r["family"] & self.zeroed),
+                      mode=r["mode"], loop_variable=loop_variable, container=r["container"], clear=not (r["family"] & self.zeroed),
                       last=r["module"].span(r["last"].value) if r["last"] is not r["stmt"] else None)
 
     def run_nested(self, rows):
@@ -2448,6 +2514,20 @@ def dict_key(index):
     if isinstance(index, Multi) and all(isinstance(v, Ref) for v in index.values):
         return "*" + ",".join(str(v.oid) for v in index.values)
     return f"*{index.oid}" if isinstance(index, Ref) else None
+
+
+def is_kind(origin, name):
+    """Is a class of torch.nn another, or a base of it?  None for those that bases are made of (`_BatchNorm`)."""
+    package, _, last = name.rpartition(".")
+    if not package.startswith("torch.nn") or not isinstance(origin, str) or last.startswith("_") or last.endswith("Base"):
+        return None
+    return last in (origin, "Module")
+
+
+def argument(call, index, name):
+    """The expression that a call gives for a parameter, or None."""
+    given = next((k.value for k in call.keywords if k.arg == name), None)
+    return given or (call.args[index] if len(call.args) > index and not any(isinstance(a, ast.Starred) for a in call.args) else None)
 
 
 def called_name(node):
