@@ -85,4 +85,6 @@ def repair(facts, fact, info):
                                              if not isinstance(call.args[0], (ast.Call, ast.Name, ast.Attribute)) else syntax.source(call.args[0]), 1)
         rest = "".join(", " + syntax.source(k) for k in [*call.args[1:], *call.keywords])
         return Fix(Applicability.UNSAFE, "Make the parameter last", (ReplaceExpression(path, info["outer"], f"{syntax.source(call.func)}({inner}{rest})"),))
+    if info["form"] == "returned":
+        return Fix(Applicability.UNSAFE, "Return a leaf", (ReplaceExpression(path, info["outer"], "(__expr__).detach().requires_grad_()"),))
     return Fix(Applicability.SAFE, "Let the converted tensor require grad", (ReplaceExpression(path, info["outer"], "__expr__.detach().requires_grad_()"),))

@@ -164,7 +164,7 @@ class Cuts:
             term = Term()
             term.live, term.blind, term.hidden, term.held = live, blind, hidden, None
             term.path, term.span, term.statement, term.frame = module.path, module.span(node), module.span(stmt), self.st.frame
-            term.cuts = [(c, self.behind(c, memo)) for c in capped(cuts) if not self.cancels(c, nodes)]
+            term.cuts = without_factors([(c, self.behind(c, memo)) for c in capped(cuts) if not self.cancels(c, nodes)], self.st.heap)
             term.alone = len(parts) == 1
             fed = {m for m, a in self.fed if a in nodes and m is not None and m in self.callees}
             term.shared = frozenset(i for c, _ in term.cuts for i in [c] if self.shares_model(c.source, whole | fed))
@@ -201,6 +201,8 @@ class Cuts:
             obj = self.st.heap.get(oid) if self.st is not None else None
             if self.unsettled and obj is not None and obj.kind == "optimizer" and not any(isinstance(p, Ref) and p.oid in reached for p in obj.items):
                 self.idle_steps.append((oid, reached))
+            elif self.unsettled:
+                self.busy.add(oid)
             if obj is None or obj.kind != "optimizer" or not obj.items:
                 known = False
                 continue
@@ -332,6 +334,13 @@ class Cuts:
                     work.extend((f"{name}[{k!r}]", c, depth + 1) for k, c in list(obj.items.items())[:12] if not str(k).startswith("*"))
         names = list(dict.fromkeys(found.values()))
         return names[:most] + (["…"] if len(names) > most else [])
+
+
+def without_factors(cuts, heap):
+    """Without what was detached of the same parameters that an operation without a derivative cuts off: `(w / w.detach().max()).round()`."""
+    flat = set().union(*(behind for cut, behind in cuts if cut.kind == "op"))
+    return [(cut, behind) for cut, behind in cuts
+            if cut.kind not in SOFT or not (held := {i for i in behind if heap.get(i) is not None and heap[i].param}) or not held <= flat]
 
 
 def capped(cuts):

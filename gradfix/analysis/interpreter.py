@@ -85,7 +85,27 @@ def bindings(body):
                 inner.update(bindings(handler.body))
             inner.update(bindings(s.body))
             out.update({name: found for name, found in inner.items() if name not in out})
+    for name, found in out.items():
+        if isinstance(found[0], (ast.Assign, ast.AnnAssign)) and isinstance(found[0].value, (ast.Dict, ast.List, ast.Call)):
+            out[name] = [*found, *(s for s in body if enters(s, name, out))][:MOST_ENTRIES]
     return out
+
+
+MOST_ENTRIES = 40  # statements that fill one registry
+
+
+def enters(s, name, bound):
+    """Does a statement of the top level put something into the container: `R["a"] = A`, `R.update(…)`, `@register("a")`?"""
+    if isinstance(s, ast.Assign):
+        return any(isinstance(t, ast.Subscript) and isinstance(t.value, ast.Name) and t.value.id == name for t in s.targets)
+    if isinstance(s, ast.Expr) and isinstance(s.value, ast.Call):
+        func = s.value.func
+        return isinstance(func, ast.Attribute) and isinstance(func.value, ast.Name) and func.value.id == name
+    if isinstance(s, ast.ClassDef):
+        called = [d.func if isinstance(d, ast.Call) else d for d in s.decorator_list]
+        makers = [bound[c.id][0] for c in called if isinstance(c, ast.Name) and c.id in bound]
+        return any(isinstance(m, ast.FunctionDef) and any(isinstance(n, ast.Name) and n.id == name for n in ast.walk(m)) for m in makers)
+    return False
 
 
 class State:
@@ -490,7 +510,17 @@ class Interpreter(tm.TorchModel):
                 attrs.setdefault("__fields__", []).append((item.target.id, item.value))
                 if item.value is not None:
                     attrs[item.target.id] = self.eval(item.value)
-        frame.vars[s.name] = cls
+        frame.vars[s.name] = self.decorated(cls, s.decorator_list)
+
+    def decorated(self, cls, decorators):
+        """What a decorator of the program makes of the class (`@register("mlp")`): mostly the class itself, entered somewhere."""
+        for decorator in reversed(decorators):
+            function = decorator.func if isinstance(decorator, ast.Call) else decorator
+            if isinstance(function, ast.Name) and isinstance(self.lookup(function.id), Function):
+                value = self.eval(decorator)
+                made = self.call(value, [cls], {}, decorator, False) if isinstance(value, Function) else cls
+                cls = made if isinstance(made, Class) else cls
+        return cls
 
     def do_If(self, s):
         decided = self.test(s.test)

@@ -265,7 +265,18 @@ class TorchModel(Cuts, Training):
     def grad_mode_of(self, node, value):
         if isinstance(value, Bound) and value.name == "grad-mode":
             return value.node
+        called = self.lookup(node.func.id) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) else None
+        if isinstance(called, Function):
+            return self.mode_of_manager(called)
         return "same"
+
+    def mode_of_manager(self, fn):
+        """The grad mode in which a `@contextmanager` of the program yields."""
+        if not any(ast.unparse(d).endswith("contextmanager") for d in getattr(fn.node, "decorator_list", ())):
+            return "same"
+        inner = next((n for n in ast.walk(fn.node) if isinstance(n, (ast.With, ast.AsyncWith)) and any(isinstance(s, ast.Expr) and isinstance(s.value, ast.Yield) for s in n.body)), None)
+        modes = [self.decorator_mode(item.context_expr) for item in inner.items] if inner is not None else []
+        return next((m for m in modes if m != "same"), "same")
 
     def decorator_mode(self, decorator):
         text = ast.unparse(decorator)
@@ -621,6 +632,11 @@ class TorchModel(Cuts, Training):
         if isinstance(f, Bound):
             return self.call_method(f, args, kwargs, node, open_args)
         obj = self.obj(f)
+        if obj is not None and obj.kind == "partial":
+            bound = {k: v for k, v in obj.attrs.items() if k != "*callee"}
+            return self.call(obj.attrs["*callee"], [*obj.items, *args], {**bound, **kwargs}, node, open_args)
+        if obj is not None and obj.origin == "namedtuple":
+            return self.named_tuple(obj.items, args, kwargs, open_args)
         if obj is not None and obj.kind in ("module", "opaque") and (args or kwargs):
             self.callees.add(f.oid)
         if obj is not None and obj.kind == "module":
@@ -646,7 +662,11 @@ class TorchModel(Cuts, Training):
             self.filled_at = self.steps
         if numbers and not ins:
             return Number(numbers)
-        return self.new("opaque", origin="result", ins=tuple(ins), node=node, mode=self.st.mode, callee=receiver.oid if receiver is not None else None)
+        result = self.new("opaque", origin="result", ins=tuple(ins), node=node, mode=self.st.mode, callee=receiver.oid if receiver is not None else None)
+        if self.st.mode is False and any(isinstance(p, Ref) and self.obj(p).kind in ("tensor", "opaque") for p in parts):
+            source = self.new("opaque", origin="result", ins=tuple(ins), node=node)
+            self.st.heap[result.oid].dead = frozenset({self.cut(node, "no-grad", source.oid)})
+        return result
 
     def may_train(self, ref):
         """Could code out of sight that is given this run backward: an optimizer, or a model?"""
@@ -664,11 +684,43 @@ class TorchModel(Cuts, Training):
                 return self.call_method(Bound(Ref(owner), origin[1], node), args, kwargs, node, False)
         return self.unknown_result(node, args, kwargs, f)
 
+    def layer_class(self, cls, depth=0):
+        """The layer of torch.nn that a class extends (`class QLinear(nn.Linear)`), or None."""
+        for base in map(self.force, cls.bases):
+            if isinstance(base, External) and base.name.startswith("torch.nn."):
+                last = base.name.rsplit(".", 1)[-1]
+                return last if last != "Module" and last not in CONTAINERS else None
+            if isinstance(base, Class) and depth < 8 and (found := self.layer_class(base, depth + 1)):
+                return found
+        return None
+
+    def inherit_layer(self, ref, layer, args, kwargs, node):
+        """The parameters that the constructor of the layer gives its subclass, too."""
+        made = self.obj(self.build_module(layer, args, kwargs, node))
+        obj = self.st.heap[ref.oid]
+        obj.attrs.update(made.attrs)
+        obj.open = made.open
+
+    def field_names(self, value):
+        """Of `namedtuple("Out", "a b")` or a list of names or of (name, type)."""
+        if isinstance(value, Const) and isinstance(value.value, str):
+            return tuple(value.value.replace(",", " ").split())
+        names = [self.obj(v).items[0] if self.obj(v) is not None and self.obj(v).items else v for v in self.obj(value).items] if self.obj(value) is not None else []
+        return tuple(n.value if isinstance(n, Const) else "" for n in names)
+
+    def named_tuple(self, names, args, kwargs, open_args):
+        values = [*args, *(kwargs.get(n, UNKNOWN) for n in names[len(args):])]
+        return self.new("tuple", items=tuple(values), attrs=dict(zip(names, values)), open=open_args)
+
     def instantiate(self, cls, args, kwargs, node, open_args):
         module = self.is_module_class(cls)
-        ref = self.new("module" if module else "instance", cls=cls, node=node)
-        init = self.class_attribute(cls, "__init__")
         fields = cls.attrs.get("__fields__")
+        if fields and any(isinstance(b, External) and b.name == "typing.NamedTuple" for b in cls.bases):
+            return self.named_tuple([name for name, _ in fields], args, {**{n: cls.attrs[n] for n, d in fields if d is not None}, **kwargs}, open_args)
+        ref = self.new("module" if module else "instance", cls=cls, node=node)
+        if module and (layer := self.layer_class(cls)):
+            self.inherit_layer(ref, layer, args, kwargs, node)
+        init = self.class_attribute(cls, "__init__")
         if isinstance(init, Function):
             self.handed |= {p.oid for p in self.operands([*args, *kwargs.values()]) if isinstance(p, Ref)}
             self.call_function(init, args, kwargs, node, receiver=ref, open_args=open_args)
@@ -873,8 +925,10 @@ class TorchModel(Cuts, Training):
             return ref
         if name in ("copy.deepcopy", "copy.copy") and args:
             return self.deepcopy(args[0])
-        if name in ("functools.partial",) and args:
-            return UNKNOWN
+        if name == "functools.partial" and args and len(values_of(args[0])) == 1:
+            return self.new("partial", items=tuple(args[1:]), attrs={**kwargs, "*callee": args[0]})
+        if name in ("collections.namedtuple", "typing.NamedTuple") and len(args) == 2:
+            return self.new("opaque", origin="namedtuple", items=self.field_names(args[1]))
         if last == "Variable" and args:
             return UNKNOWN
         return self.unknown_result(node, args, kwargs)
@@ -1070,7 +1124,11 @@ class TorchModel(Cuts, Training):
         if name in ("getattr",) and len(args) >= 2 and isinstance(args[1], Const) and isinstance(args[1].value, str):
             return self.attribute(first, args[1].value, node)
         if name == "setattr" and len(args) == 3 and isinstance(args[1], Const) and self.obj(first) is not None:
-            self.store_attribute(first, args[1].value, args[2])
+            at, items = str(args[1].value), obj.items
+            if obj.kind == "module" and at.isdigit() and not isinstance(items, dict) and int(at) < len(items):  # of a Sequential
+                self.update(first, items=(*items[:int(at)], args[2], *items[int(at) + 1:]))
+            else:
+                self.store_attribute(first, args[1].value, args[2])
             return Const(None)
         if name == "next" and obj is not None:
             turns = self.turns(first)
@@ -1333,6 +1391,10 @@ class TorchModel(Cuts, Training):
                 items = tuple(self.new("tuple", items=(Const(known[p.oid]) if p.oid in known else UNKNOWN, p)) for p in items)
             return self.new("iter", items=items, open=open_)
         if name in ("modules", "children", "named_modules", "named_children"):
+            if name.endswith("children"):
+                named = self.children_of(obj)
+                children = [self.new("tuple", items=(Const(k), c)) for k, c in named] if name.startswith("named") else [c for _, c in named]
+                return self.new("iter", items=tuple(children), open=obj.open or obj.kind == "opaque")
             children = self.submodules(ref)
             if name.startswith("named"):
                 children = [self.new("tuple", items=(UNKNOWN, c)) for c in children]
@@ -1396,6 +1458,12 @@ class TorchModel(Cuts, Training):
                 for oid, full in self.parameter_names(child, f"{prefix}{name}.", seen).items():
                     out.setdefault(oid, full)
         return out
+
+    def children_of(self, obj):
+        """[(name, module)] of a module's own children."""
+        items = obj.items.items() if isinstance(obj.items, dict) else enumerate(obj.items)
+        named = [*((k, v) for k, v in obj.attrs.items() if isinstance(k, str)), *((str(k), v) for k, v in items)]
+        return [(k, c) for k, c in named if self.obj(c) is not None and self.obj(c).kind == "module"]
 
     def submodules(self, ref, seen=None):
         seen = set() if seen is None else seen
@@ -1532,7 +1600,7 @@ class TorchModel(Cuts, Training):
                     self.update(v, items=dict.fromkeys(obj.items, value))
                 elif len(obj.items) < 24:
                     self.update(v, items={**obj.items, f"*{len(obj.items)}": value}, open=True)
-            elif obj.kind == "list":
+            elif obj.kind == "list" or obj.kind == "module" and not isinstance(obj.items, dict):
                 items = list(obj.items)
                 if isinstance(index, Const) and isinstance(index.value, int) and -len(items) <= index.value < len(items):
                     self.rebound(target, items[index.value], value, stmt)
@@ -2372,6 +2440,10 @@ class TorchModel(Cuts, Training):
                       receiver=module.source(flag.func.value), outer=module.span(obj.node))
             return True
         same = leaf.statement[1] is obj.statement[1] and leaf.statement[0] is obj.statement[0]
+        if not same and not leaf.param and isinstance(obj.statement[1], ast.Return) and obj.statement[1].value is obj.node and not self.names_of({obj.lost}):
+            module, stmt = obj.statement  # `def weight(): w = torch.randn(3, requires_grad=True); return w * 0.1`: nobody has the leaf
+            self.fact("leaf-lost-at-creation", obj.node, True, module=module, stmt=stmt, form="returned", leaf=None, outer=module.span(obj.node))
+            return True
         if not same and obj.conversion not in DEVICE_MOVES:
             return False
         if leaf.param and not same:

@@ -11,6 +11,7 @@ import re
 from gradfix.analysis import operations
 from gradfix.analysis.values import UNKNOWN, Class, Const, Function, Number, Ref, join_values, values_of
 
+LOSS_CLASS = re.compile(r"loss|criterion|objective", re.I)
 FRAMEWORK_LOSSES = ("training_step", "compute_loss")
 BY_HAND = re.compile(r"\bautomatic_optimization\b|\bmanual_backward\b|\.backward\(")
 
@@ -27,6 +28,7 @@ class Training:
         self.replaced: set = set()  # parameters that took the place of one that an optimizer held
         self.swapped: list = []  # parameters put in the place of one that optimizers hold: (those, new, …)
         self.idle_steps: list = []  # (optimizer, what was live) of steps of which no held parameter got a gradient
+        self.busy: set = set()  # optimizers that did move something
         self.copies: dict = {}  # a deep copy's oid -> the original's
         self.configured: dict = {}  # a module's oid -> its optimizers
         self.called_methods: set = set()  # objects whose methods are no tensor's
@@ -283,7 +285,7 @@ class Training:
                 continue
             if obj.open or any(t.blind for t in self.terms):
                 continue
-            self.stale(ref, items, loose, live, how) or self.missing(ref, items, loose, how)
+            self.stale(ref, items, loose, live, how) or self.missing(ref, items, loose, how) or self.criterion(items, loose, how)
 
     def stale(self, ref, items, loose, live, how):
         for module, params in self.family(items).items():
@@ -292,9 +294,19 @@ class Training:
             if new or thawed:
                 return self.stale_fact(how, new or thawed, "new" if new else "thawed")
         for oid, reached in self.idle_steps:  # a copy is trained and the optimizer still holds the original
-            if oid == ref.oid and (new := {i for i in loose & reached if i > ref.oid and self.copies.get(i) in items}):
+            if oid == ref.oid and (new := {i for i in loose & reached if i > ref.oid and self.original(i) in items}):
                 return self.stale_fact(how, new, "copied")
+            # It never moved anything: what is trained in place of what it holds was made after it.
+            if oid == ref.oid and oid not in self.busy and any(self.st.heap[i].rg for i in items) and not any(items & behind for t in self.terms for _, behind in t.cuts) and (
+                    new := {i for i in loose & reached if i > ref.oid}):
+                return self.stale_fact(how, new, "new")
         return False
+
+    def original(self, oid):
+        """Of a copy of a copy what was copied first."""
+        while oid in self.copies:
+            oid = self.copies[oid]
+        return oid
 
     def stale_fact(self, how, lost, why, place=None):
         if why == "copied":
@@ -337,6 +349,20 @@ class Training:
             self.fact("optimizer-missing-parameters", how["node"], True, module=how["module"], stmt=how["stmt"], lost=self.names_of(left),
                       layers=self.names_of({c.oid for c in without}))
             return True
+        return False
+
+    def criterion(self, items, loose, how):
+        """A loss of the program's own that holds parameters (centers, temperatures), which only it and nobody else would train."""
+        for oid, obj in self.st.heap.objects():
+            if obj.kind != "module" or obj.cls is None or obj.loaded or not LOSS_CLASS.search(obj.cls.node.name):
+                continue
+            params = {p.oid for p in self.parameters_of(Ref(oid))[0]}
+            left = {i for i in params & loose if self.st.heap[i].rg is True}
+            together = any(t.live & items and t.live & left for t in self.terms)
+            if left and left == params and together and how["node"] is not None:
+                self.fact("optimizer-missing-parameters", how["node"], True, module=how["module"], stmt=how["stmt"], lost=self.names_of(left),
+                          layers=self.names_of({oid}))
+                return True
         return False
 
     def flag_on_module(self, target, ref, value, stmt):
