@@ -207,6 +207,8 @@ class Session:
         finally:
             if opened is not None:
                 opened.close()
+        for note in report.notes:
+            say(note)
 
 
 def one_line(text: str) -> str:

@@ -1,5 +1,6 @@
 """Every output format: valid by its published schema, its places where a person sees them, its fixes those of `apply`."""
 
+import gzip
 import io
 import json
 import shutil
@@ -16,7 +17,8 @@ import gradfix.reports.json
 import gradfix.reports.junit
 from gradfix import codemod, engine, positions, preview
 from gradfix.cli import run
-from gradfix.rewriting import rewrite
+from gradfix.reports import sarif
+from gradfix.rewriting import apply, rewrite
 from gradfix.runner import Runner
 
 FORMATS = tuple(READERS)
@@ -170,6 +172,24 @@ def test_each_fix_alone(here, monkeypatch):
     assert count["rdjson"] > 0.9 * count["json"]  # the others change places far apart
 
 
+def test_a_file_is_read_once_for_all_of_its_fixes(here, monkeypatch):
+    """A file of old code has dozens of fixes, each of which is a rewrite of its own."""
+    lines = "".join(f"    a{i} = Variable(torch.ones({i + 1}))\n" for i in range(30))
+    start = "import torch\nfrom torch.autograd import Variable\n\n\ndef f():\n"
+    (here / "old.py").write_text(f"{start}{lines}    return a0.cuda(async=True)\n")
+    read = []
+
+    class Counting(apply.Locator):
+        def __init__(self, module, text):
+            read.append(text)
+            super().__init__(module, text)
+
+    monkeypatch.setattr(apply, "Locator", Counting)
+    found = READERS["json"](report("json", "--select", "GF9"))
+    assert sum(f.fix is not None for f in found) >= 30
+    assert len(read) == 1
+
+
 # A reader that passes a broken report tests nothing: each of these breaks the emitters and must be noticed.
 real_place, real_column, real_suggestion = gradfix.reports.place, positions.column, preview.suggestion
 
@@ -300,6 +320,45 @@ def test_junit_drops_what_xml_cannot_hold():
     from gradfix.reports.junit import clean
 
     assert clean("a\x00\x1b\ud800é𝄞\t") == "a\\x00\\x1b\\ud800é𝄞\t"
+
+
+@pytest.fixture
+def many_findings(here):
+    """Rising severity in each file, so that no order of files is the right one."""
+    code = "import torch\n\nw = torch.ones(3, requires_grad=True)\nh = w * 2\nh.sum().backward()\nh.grad\n"
+    loop = "for p in torch.nn.Linear(1, 1).parameters():\n    p.grad.norm()\n"
+    for i in range(6):
+        (here / f"part{i}.py").write_text(code + loop)
+    return here
+
+
+@pytest.mark.parametrize("most, errors, warnings", [(8, 6, 2), (4, 4, 0)])
+def test_sarif_keeps_the_most_severe_that_code_scanning_takes(many_findings, monkeypatch, capsys, most, errors, warnings):
+    monkeypatch.setattr(sarif, "MOST_RESULTS", most)
+    found = READERS["sarif"](report("sarif"))
+    assert [r.code for r in found].count("GF101") == errors
+    assert [r.code for r in found].count("GF301") == warnings
+    assert [r.path for r in found] == sorted(r.path for r in found)
+    said = f"warning: the report has the {most} most severe of 12 findings"
+    missing = f"{6 - errors} errors, {6 - warnings} warnings" if errors < 6 else f"{6 - warnings} warnings"
+    err = capsys.readouterr().err
+    assert said in err and f"left out: {missing} (" in err
+
+
+def test_sarif_is_no_larger_than_code_scanning_takes(many_findings, monkeypatch, capsys):
+    whole = len(gzip.compress(report("sarif").encode()))
+    assert "left out" not in capsys.readouterr().err
+    for room in (whole - 100, whole // 2 + 1500):
+        monkeypatch.setattr(sarif, "MOST_BYTES", room)
+        output = report("sarif")
+        assert len(gzip.compress(output.encode(), 1)) <= room
+        found = [r.code for r in READERS["sarif"](output)]
+        assert 0 < len(found) < 12 and found.count("GF101") == min(6, len(found))
+        assert f"the {len(found)} most severe of 12 findings" in capsys.readouterr().err
+
+
+def test_the_limits_are_those_of_code_scanning():
+    assert sarif.MOST_RESULTS == 25_000 and 9_000_000 < sarif.MOST_BYTES <= 10_000_000
 
 
 def test_the_schemas_refuse():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from gradfix import fingerprints
 from gradfix.codemod import Codemod
@@ -25,6 +25,7 @@ class Report:
     command: str = "check"
     files: int = 0
     rules: Sequence[Codemod] = ()
+    notes: list[str] = field(default_factory=list)  # what the writer has to say besides, for stderr
 
     def place(self, at: Finding | Related, unit: Unit = Unit.CODE_POINTS) -> Place:
         """Where it stands in its file: of a notebook, in its JSON."""

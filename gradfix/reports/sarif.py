@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import zlib
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import quote
 
 from gradfix import __version__
 from gradfix.findings import Finding, Problem, Related, place_in_cell
 from gradfix.preview import Replacement, replacements
-from gradfix.reports import Report, from_root
+from gradfix.reports import Report, count, from_root
 from gradfix.reports.json import dumps
 
 SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
@@ -17,8 +20,32 @@ LEVELS = {"error": "error", "warning": "warning", "info": "note"}
 LONGEST = 1024  # what code scanning takes of a description
 
 
+# Code scanning refuses a file with more.
+MOST_RESULTS = 25_000
+MOST_BYTES = 10_000_000  # compressed
+RANK = {"error": 0, "warning": 1, "info": 2}
+
+
 def write(report: Report, out) -> None:
     codes = sorted({f.code for f in report.findings})
+    # Most severe first, so that what there is no room for is the least severe.
+    order = sorted(range(len(report.findings)), key=lambda i: RANK[report.findings[i].severity.value])
+    marks = report.fingerprints()
+    kept = sorted(order[:MOST_RESULTS])
+    results = {i: result(report, f := report.findings[i], codes.index(f.code), marks[i]) for i in kept}
+    text = dumps(document(report, codes, list(results.values())))
+    if len(text) > MOST_BYTES:
+        empty = dumps(document(report, codes, []))
+        fit = how_many_fit([empty, *(dumps(results[i]) for i in order if i in results)], MOST_BYTES) - 1
+        if fit < len(results):
+            kept = sorted(order[: max(fit, 0)])
+            text = dumps(document(report, codes, [results[i] for i in kept]))
+    out.write(text + "\n")
+    if len(kept) < len(report.findings):
+        report.notes.append(left_out(report.findings, set(kept)))
+
+
+def document(report: Report, codes: Sequence[str], results: Sequence[dict]) -> dict:
     run = {
         "tool": {
             "driver": {
@@ -34,12 +61,37 @@ def write(report: Report, out) -> None:
                 "toolExecutionNotifications": [notification(report, p) for p in report.problems],
             }
         ],
-        "results": [
-            result(report, f, codes.index(f.code), fingerprint)
-            for f, fingerprint in zip(report.findings, report.fingerprints())
-        ],
+        "results": results,
     }
-    out.write(dumps({"$schema": SCHEMA, "version": "2.1.0", "runs": [run]}) + "\n")
+    return {"$schema": SCHEMA, "version": "2.1.0", "runs": [run]}
+
+
+def how_many_fit(texts: Sequence[str], room: int) -> int:
+    """How many of the texts, from the first on, take at most `room` bytes compressed.
+
+    What is counted is more than it comes to in the end: the compressor is made to give out all that it holds, and it
+    works at its lowest level.
+    """
+    squeeze, size, waiting, fit = zlib.compressobj(1), 0, 0, 0
+    for number, text in enumerate(texts, 1):
+        size += len(squeeze.compress(text.encode()))
+        waiting += len(text)
+        if waiting > room // 100 or number == len(texts):
+            size += len(squeeze.flush(zlib.Z_SYNC_FLUSH))
+            waiting = 0
+            if size > room:
+                return fit
+            fit = number
+    return fit
+
+
+def left_out(findings: Sequence[Finding], kept: set[int]) -> str:
+    missing = Counter(f.severity.value for i, f in enumerate(findings) if i not in kept)
+    what = ", ".join(f"{missing[name]} {name}" if name == "info" else count(missing[name], name) for name in RANK if missing[name])
+    return (
+        f"warning: the report has the {len(kept)} most severe of {len(findings)} findings, for code scanning takes no more "
+        f"in one file; left out: {what} (choose paths or rules to see them)"
+    )
 
 
 def describe_rule(report: Report, code: str) -> dict:
