@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from gradfix.findings import DropUnusedImport, Edit, Finding, Fix, RenameImport, Span
+from gradfix.old_python import with_async_renamed
 from gradfix.source import SourceError, data_of, decode, in_cells, lines_of
 
 SMALL_FILE = 120  # lines; shorter ones are not worth reducing
@@ -282,7 +283,7 @@ class Reducer:
         if len(self.lines) < SMALL_FILE:
             return
         try:
-            tree = ast.parse(text)
+            tree = ast.parse(with_async_renamed(text))  # every row stays where it is
         except (SyntaxError, ValueError, RecursionError, MemoryError):
             return
         units = set()  # a file of mixed indentation is left alone: LibCST takes its unit from the whole of it

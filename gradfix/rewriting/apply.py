@@ -6,7 +6,8 @@ import ast
 import collections
 import io
 import tokenize
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
 
 import libcst as cst
 
@@ -50,9 +51,7 @@ def rewrite(source: bytes, groups: Sequence[Sequence[Edit]]) -> tuple[bytes, lis
         if tokens:
             result = replace_tokens(source, [e for e in accepted if isinstance(e, ReplaceToken)])
         else:
-            module = cst.parse_module(source)
-            text = source.decode(module.encoding).removeprefix("\ufeff")
-            result = _transform(module, text, accepted).bytes
+            result = _transform(*_parsed(source), accepted).bytes
     except RewriteError:
         raise
     except RecursionError:
@@ -70,16 +69,33 @@ def rewrite(source: bytes, groups: Sequence[Sequence[Edit]]) -> tuple[bytes, lis
         compile(result, "<rewritten>", "exec", AWAIT_ANYWHERE, dont_inherit=True)
     except (SyntaxError, ValueError) as error:
         raise RewriteError(f"the result would not compile: {error}") from None
-    lost = comments(source) - comments(result)
+    lost = _old_comments(source) - comments(result)
     if lost:
         raise RewriteError(f"a comment would be lost: {next(iter(lost))}")
     return result, deferred
 
 
+# Reports rewrite a file once for each of its fixes, one after the other.  Trees are never changed, so they can be shared.
+@lru_cache(maxsize=2)
+def _parsed(source: bytes) -> tuple[cst.Module, Locator]:
+    module = cst.parse_module(source)
+    return module, Locator(module, source.decode(module.encoding).removeprefix("\ufeff"))
+
+
+@lru_cache(maxsize=2)
+def _old_comments(source: bytes) -> collections.Counter:
+    return comments(source)
+
+
+@lru_cache(maxsize=2)
+def _async_renamed(source: bytes) -> bytes:
+    encoding, _ = tokenize.detect_encoding(io.BytesIO(source).readline)
+    return with_async_renamed(source.decode(encoding)).encode(encoding)
+
+
 def _with_async_renamed(source: bytes, groups) -> tuple[bytes, list[int]] | None:
     """The rewrite of a file that parses but for `.cuda(async=True)`, which is left as it is."""
-    encoding, _ = tokenize.detect_encoding(io.BytesIO(source).readline)
-    renamed = with_async_renamed(source.decode(encoding)).encode(encoding)
+    renamed = _async_renamed(source)
     if renamed == source:
         return None
     result, deferred = rewrite(renamed, groups)
@@ -148,8 +164,7 @@ def conflict(edit: Edit, other: Edit) -> bool:
     return False
 
 
-def _transform(module: cst.Module, text: str, edits: list[Edit]) -> cst.Module:
-    locator = Locator(module, text)
+def _transform(module: cst.Module, locator: Locator, edits: list[Edit]) -> cst.Module:
     by_node: dict[cst.CSTNode, list[Edit]] = {}
     by_statement: dict[cst.CSTNode, list] = {}
     lifted: dict[Lift, cst.CSTNode] = {}
@@ -208,6 +223,20 @@ class Apply(cst.CSTTransformer):
         self.made: list = []  # the blocks that we made, with their headers
         self.moved: dict = {}
         self.gone: list = []  # what stands for statements that were removed and had comments
+        self.on_the_way = self._with_parents([*by_node, *by_statement, *self.inner])
+
+    def _with_parents(self, nodes: Iterable[cst.CSTNode]) -> set[cst.CSTNode]:
+        found: set[cst.CSTNode] = set()
+        for node in nodes:
+            here: cst.CSTNode | None = node
+            while here is not None and here not in found:
+                found.add(here)
+                here = self.locator.parents.get(here)
+        return found
+
+    def on_visit(self, node):
+        """What holds nothing to change stays the node that it is."""
+        return node in self.on_the_way
 
     def parse(self, code: str) -> list:
         parsed = cst.parse_module(code + "\n", config=cst.PartialParserConfig(default_newline=self.module.default_newline,
