@@ -173,7 +173,7 @@ class Session:
         self.all_problems = problems = _say_problems({*self.problems, *result.problems})
         findings = [engine.with_settings(f, self.settings) for f in result.findings]
         fixes = preview.Fixes(result.project)
-        if self.format not in ("concise", "github", "gitlab", "junit") and not self.statistics:
+        if text is None and self.format not in ("concise", "github", "gitlab", "junit") and not self.statistics:
             fixes.prepare(findings, runner)
         opened = None
         if self.output_file is not None:

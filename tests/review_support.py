@@ -52,6 +52,7 @@ class Server:
         self.token, self.may_write, self.is_bot = "secret", True, True
         self.faults: list[Fault] = []
         self.requests: list[tuple[str, str]] = []
+        self.known_files: dict[tuple[str, str], list[dict]] = {}
         self.page = 2  # the most entries that a page holds, so that several are needed
         self.too_large: set[str] = set()  # files of whose diff it sends no lines
         server = self
@@ -116,12 +117,18 @@ class Server:
         return Answer(200, entries[(page - 1) * size : page * size], headers)
 
     def files(self) -> list[dict]:
-        merge_base = git(self.folder, "merge-base", self.base, self.head).strip()
-        names = git(self.folder, "diff", "--name-status", "-M", merge_base, self.head).splitlines()
+        commits = self.base, self.head
+        if commits not in self.known_files:
+            self.known_files[commits] = self.files_between(*commits)
+        return self.known_files[commits]
+
+    def files_between(self, base: str, head: str) -> list[dict]:
+        merge_base = git(self.folder, "merge-base", base, head).strip()
+        names = git(self.folder, "diff", "--name-status", "-M", merge_base, head).splitlines()
         out = []
         for line in names:
             status, *paths = line.split("\t")
-            patch = git(self.folder, "diff", "-M", merge_base, self.head, "--", *paths)
+            patch = git(self.folder, "diff", "-M", merge_base, head, "--", *paths)
             start = re.search("^@@ ", patch, re.M)
             kind = {"A": "added", "D": "removed", "M": "modified", "R": "renamed"}[status[0]]
             out.append({"status": kind, "old": paths[0], "path": paths[-1], "patch": patch[start.start() :] if start else ""})

@@ -844,6 +844,31 @@ def test_github_post(github, review):
     assert contents(server.folder) == by_click != before
 
 
+def test_a_pull_request_with_three_mistakes(github, review):
+    """One on a changed line, one that a changed line of another file causes, one old: from the report to the click."""
+    server = github()
+    everything = review(command="check")
+    assert found(everything.out) == ["old.py:7", "train.py:13", "train.py:14"]
+    reported = review("--base", "main")
+    assert reported.code == 1 and found(reported.out) == ["train.py:13", "train.py:14"]
+    assert re.findall(r"^ *::: (.*)$", reported.out, re.M) == ["model.py:7:12"]
+
+    made = github_payload(review, "--base", "main")
+    assert review("--base", "main", "--post", "github").code == 1
+    sent = [{k: v for k, v in c.items() if k in made["comments"][0]} for c in server.posted]
+    assert sent == made["comments"] and server.reviews[0]["body"] == made["body"]
+
+    before = contents(server.folder)
+    click_all({"comments": server.posted})
+    by_click = contents(server.folder)
+    assert {name for name in before if by_click[name] != before[name]} == {"train.py"}
+    assert found(review(command="check").out) == ["old.py:7"]
+    assert review("--base", "main").code == 0
+    write(server.folder, before)
+    review("--exclude", "old.py", command="apply")
+    assert contents(server.folder) == by_click
+
+
 def test_github_needs_no_history(github, review):
     """Without --base, the diff is GitHub's own."""
     server = github()
@@ -876,8 +901,8 @@ def test_github_posts_once(github, review):
 
 
 def test_github_posts_once_even_what_is_only_counted(github, review):
-    lines = "".join(f"w{i} = torch.tensor([1, {i}], requires_grad=True)\n\n" for i in range(90))
-    server = github({"a.py": "x = 1\n"}, {"a.py": "import torch\n" + lines})
+    lines = "".join(f"w{i} = torch.tensor([1, {i}], requires_grad=True)\n\n" for i in range(10))
+    server = github({"a.py": "x = 1\n"}, {f"a{i}.py": "import torch\n" + lines for i in range(9)})
     assert "Posted 30 comments." in review("--post", "github").err
     assert "- and 10 more; `gradfix check` shows them." in server.reviews[0]["body"]
     assert "Posted nothing: all of it is there already." in review("--post", "github").err
