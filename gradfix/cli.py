@@ -945,9 +945,20 @@ def _failed(error: Exception) -> int:
     if isinstance(error, (RegistryError, SourceError)):
         say(f"error: {one_line(str(error))}")
         return 2
+    if isinstance(error, FileNotFoundError) and not has_working_folder():
+        say("error: the working folder is gone: it was deleted or moved")
+        return 2
     if os.environ.get("GRADFIX_TRACEBACK"):
         raise error
     from gradfix.runner import describe
 
     say(f"error: gradfix itself crashed: {describe(error)}; GRADFIX_TRACEBACK=1 shows where")
     return 2
+
+
+def has_working_folder() -> bool:
+    try:
+        os.getcwd()
+    except OSError:
+        return False
+    return True

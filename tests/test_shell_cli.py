@@ -27,6 +27,20 @@ def test_exit_codes_of_check(shell, tmp_path):
 
 
 @pytest.mark.parametrize(
+    "command",
+    [["check"], ["check", "/"], ["check", "--watch"], ["apply"], ["suppress"], ["review", "--base", "main"], ["verify", "a.py"], ["migrate"],
+     ["server"]],
+    ids=" ".join,
+)  # fmt: skip
+def test_a_deleted_working_folder_is_one_line(tmp_path, command):
+    gone = "import os, sys; os.mkdir('gone'); os.chdir('gone'); os.rmdir(os.getcwd()); from gradfix.cli import run; sys.exit(run(sys.argv[1:]))"
+    done = subprocess.run(
+        [sys.executable, "-c", gone, *command], cwd=tmp_path, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=60
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", "error: the working folder is gone: it was deleted or moved\n")
+
+
+@pytest.mark.parametrize(
     "arguments",
     [
         ["check", "--nope"],
