@@ -652,6 +652,7 @@ def review(
     paths: Paths = None,
     base: Annotated[Optional[str], typer.Option("--base", metavar="REV", help="The branch that the change goes to: what HEAD adds since their merge base.")] = None,
     diff: Annotated[Optional[str], typer.Option("--diff", metavar="FILE", help="The change as a unified diff; - reads stdin.")] = None,
+    untracked: Annotated[bool, typer.Option("--untracked/--no-untracked", help="With --base: files that git does not know are new ones.")] = True,
     filter: Annotated[Filter, typer.Option("--filter", help="What a finding or its cause must lie on: added lines, the context around them too, or a changed file.")] = Filter.added,
     output_format: Annotated[ReviewFormat, typer.Option("--output-format", help="text, or what review tools take.")] = ReviewFormat.text,
     output_file: OutputFile = None,
@@ -670,6 +671,7 @@ def review(
     extend_safe_fixes: ExtendSafe = None,
     exclude: Exclude = None,
     force_exclude: ForceExclude = False,
+    include_markdown: Markdown = False,
     config: ConfigFile = None,
     isolated: Isolated = False,
     target_torch: Torch = None,
@@ -684,7 +686,7 @@ def review(
     given = {**locals(), "output_format": None, "statistics": False, "stdin_filename": None}
     options = command.Options(
         base, diff, filter.value, output_format.value, post and post.value, stored, pull_request, outdated.value,
-        verify or verify_command is not None, verify_command, timeout,
+        verify or verify_command is not None, verify_command, timeout, untracked,
     )  # fmt: skip
     try:
         command.check_options(options)

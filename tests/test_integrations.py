@@ -117,8 +117,9 @@ def test_review_looks_at_the_commit_only(committed):
     git(work, "add", "-A")
     with open(work / "new.py", "a") as out:  # not part of the commit
         out.write("v = torch.tensor([1], requires_grad=True)\n")
+    (work / "scratch.py").write_text(WRONG)  # nor is this
     code, said = run()
-    assert code == 1 and "new.py:6" in said and "old.py" not in said and "GF202" not in said
+    assert code == 1 and "new.py:6" in said and "old.py" not in said and "GF202" not in said and "scratch.py" not in said
 
 
 def test_the_hooks_are_known_to_pre_commit():

@@ -173,13 +173,44 @@ def test_new_file_and_uncommitted_change(repo, review):
     assert found(review("--base", "main").out) == ["new.py:7", "new.py:9"]
 
 
+def test_untracked_files_are_new_ones(repo, review):
+    root = repo({"a.py": OLD, ".gitignore": "made.py\n"}, {"b.py": "x = 1\n"})
+    index = (root / ".git/index").read_bytes()
+    objects = sorted((root / ".git/objects").rglob("*"))
+    write(root, {"sub/new é.py": OLD, "made.py": OLD, "empty.py": ""})
+    assert found(review("--base", "main").out) == ["sub/new é.py:7"]
+    assert found(review("--base", "main", "--no-untracked").out) == []
+    assert found(review("--base", "main", "--exclude", "sub").out) == []
+    (root / "a.py").rename(root / "c.py")  # as a move, which git is told of later
+    assert found(review("--base", "main").out) == ["sub/new é.py:7"]
+    # The platform has no such file.
+    assert github_payload(review, "--base", "main")["comments"] == []
+    assert (root / ".git/index").read_bytes() == index and sorted((root / ".git/objects").rglob("*")) == objects
+
+
+def test_untracked_files_seen_from_a_subfolder(repo, review, monkeypatch):
+    root = repo({"a.py": OLD}, {"sub/b.py": "x = 1\n"})
+    write(root, {"sub/new.py": OLD})
+    monkeypatch.chdir(root / "sub")
+    assert found(review("--base", "main").out) == ["new.py:7"]
+
+
+def test_renamed_markdown_brings_nothing_new(repo, review):
+    text = f"# Lesson\n\n```python\n{OLD}```\n" + "Text.\n" * 20
+    repo({"a.md": text}, {"b.md": text.replace("Text", "Words", 1)}, removed=["a.md"])
+    assert review("--include-markdown", command="check").code == 1
+    assert review("--base", "main", "--include-markdown").code == 0
+    assert review("--base", "main", "--include-markdown", "--filter", "file").code == 1
+
+
 def test_before_the_first_commit(tmp_path, monkeypatch, review):
     monkeypatch.chdir(tmp_path)
     git(tmp_path, "init", "-q", ".")
     write(tmp_path, {"train.py": SECOND["train.py"], "old.py": OLD})
-    assert review("--base", "HEAD").code == 0
+    assert found(review("--base", "HEAD").out) == ["old.py:7", "train.py:13"]
+    assert review("--base", "HEAD", "--no-untracked").code == 0
     git(tmp_path, "add", "train.py")
-    done = review("--base", "HEAD")
+    done = review("--base", "HEAD", "--no-untracked")
     assert done.code == 1 and found(done.out) == ["train.py:13"]
     assert review("--base", "main").code == 2
 

@@ -7,11 +7,14 @@ files of any encoding survive.
 from __future__ import annotations
 
 import codecs
+import contextlib
 import os
 import re
+import shutil
 import subprocess
+import tempfile
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass, field
 
 import unidiff
@@ -170,13 +173,12 @@ def _name(name: str) -> str:
 # ----------------------------------------------------------------------- from where
 
 
-def git(*arguments: str) -> bytes:
+def git(*arguments: str, stdin: bytes = b"", **environment: str) -> bytes:
     """What a git command prints.  It runs in the working folder and starts no helper that a repository configures."""
     command = ["git", "-c", "core.quotePath=false", "-c", "core.fsmonitor=false", *arguments]
+    env = {**os.environ, "GIT_OPTIONAL_LOCKS": "0", **environment}
     try:
-        done = subprocess.run(
-            command, capture_output=True, stdin=subprocess.DEVNULL, env={**os.environ, "GIT_OPTIONAL_LOCKS": "0"}
-        )
+        done = subprocess.run(command, capture_output=True, input=stdin, env=env)
     except OSError:
         raise ReviewError("git is not installed; make the diff elsewhere and give it by --diff") from None
     if done.returncode:
@@ -205,17 +207,20 @@ def commit(revision: str) -> str:
         raise ReviewError(f"{revision} is no commit that git knows here (fetch it first?)") from None
 
 
-def from_git(base: str) -> Changes:
-    """The change since the merge base of `base` and HEAD, with what is not committed yet."""
+def from_git(base: str, untracked: Container[str] = ()) -> Changes:
+    """The change since the merge base of `base` and HEAD, with what is not committed yet.
+
+    Of the files that git does not know, those in `untracked` are new ones.
+    """
     if base == "HEAD" and before_the_first_commit():
-        return _since(git("hash-object", "-t", "tree", "--stdin").decode().strip())  # a tree that holds nothing
+        return _since(git("hash-object", "-t", "tree", "--stdin").decode().strip(), untracked)  # a tree that holds nothing
     tip, head = commit(base), commit("HEAD")
     try:
         merge_base = git("merge-base", tip, head).decode().split()[0]
     except (ReviewError, IndexError):
         why = "the clone may be shallow (fetch with full history), or the histories are unrelated"
         raise ReviewError(f"{base} and HEAD have no merge base: {why}") from None
-    return _since(merge_base, head=head, base=merge_base, start=tip)
+    return _since(merge_base, untracked, head=head, base=merge_base, start=tip)
 
 
 def before_the_first_commit() -> bool:
@@ -230,14 +235,41 @@ def before_the_first_commit() -> bool:
     return False
 
 
-def _since(tree: str, **commits: str) -> Changes:
+def _since(tree: str, untracked: Container[str], **commits: str) -> Changes:
     root = git_root()
     options = ["--no-color", "--no-ext-diff", "--no-textconv", "--ignore-submodules", "--find-renames", "--unified=3"]
     options += ["--src-prefix=a/", "--dst-prefix=b/", "--diff-algorithm=default", "--no-relative"]
     options += ["--text"]  # whatever attributes say: a notebook that they call binary has lines
-    # No data files: they can be huge.
-    diff = git("diff", *options, tree, "--", *(f":(top,glob)**/*{suffix}" for suffix in SUFFIXES))
+    names = [f":(top,glob)**/*{suffix}" for suffix in SUFFIXES]  # no data files: they can be huge
+    with _with_untracked(root, names, untracked) as environment:
+        diff = git("diff", *options, tree, "--", *names, **environment)
     return Changes(root, parse(diff.decode("utf-8", "surrogateescape")), **commits)
+
+
+@contextlib.contextmanager
+def _with_untracked(root: str, names: list[str], wanted: Container[str]) -> Iterator[dict[str, str]]:
+    """An environment in which git takes the wanted files for ones that are about to be added.
+
+    For that it gets a copy of the index: its own stays as it is.  So it finds renames, too.
+    """
+    others = git("-C", root, "ls-files", "-z", "--others", "--exclude-standard", "--", *names).split(b"\0")
+    new = [name for name in others if name and shown(os.path.join(root, os.fsdecode(name))) in wanted]
+    if not new:
+        yield {}
+        return
+    with tempfile.TemporaryDirectory(prefix="gradfix-review-") as folder:
+        index = os.path.join(folder, "index")
+        with contextlib.suppress(FileNotFoundError):  # nothing was ever added
+            shutil.copyfile(os.path.abspath(os.fsdecode(git("rev-parse", "--git-path", "index").rstrip(b"\n"))), index)
+        objects = os.path.abspath(os.fsdecode(git("rev-parse", "--git-path", "objects").rstrip(b"\n")))
+        environment = {
+            "GIT_INDEX_FILE": index,
+            "GIT_OBJECT_DIRECTORY": folder,
+            "GIT_ALTERNATE_OBJECT_DIRECTORIES": objects,
+        }
+        paths = b"\0".join(b":(top,literal)" + name for name in new)
+        git("-C", root, "add", "--intent-to-add", "--pathspec-from-file=-", "--pathspec-file-nul", stdin=paths, **environment)
+        yield environment
 
 
 def from_diff(data: bytes) -> Changes:

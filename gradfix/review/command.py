@@ -27,6 +27,7 @@ class Options:
     verify: bool = False
     verify_command: str | None = None
     timeout: float = 60.0
+    untracked: bool = True
 
 
 @dataclass
@@ -93,7 +94,10 @@ def review(session, options: Options, runner) -> Outcome:
         except NotPosted as error:
             unreachable = str(error)
     if options.base:
-        change = changes.from_git(options.base)
+        # The platform does not have them, and could show nothing there.
+        known_to_all = options.post or options.format in ("github", "gitlab")
+        untracked = set(session.files) if options.untracked and not known_to_all else set()
+        change = changes.from_git(options.base, untracked)
     elif options.diff:
         change = changes.from_diff(given_bytes(options.diff))
     elif request is None:

@@ -86,7 +86,9 @@ def _new(findings: list[Finding], result: Result, changes: Changes, settings, ru
     except SourceError:
         return []
     files = [path for path in result.files if old.get(path, b"") is not None]
-    files += [p for p, data in old.items() if data is not None and p not in files and p.endswith((".py", ".pyw", ".ipynb"))]
+    # Markdown is read where the settings want that, and then some of it is among the files of today.
+    endings = (".py", ".pyw", ".ipynb", *([".md"] if any(path.endswith(".md") for path in result.files) else []))
+    files += [p for p, data in old.items() if data is not None and p not in files and p.endswith(endings)]
     overlay = {**result.project.overlay, **{p: data for p, data in old.items() if data is not None}}
     before = check(sorted(files), settings, runner, overlay)
     renamed = {f.path: f.old_path for f in changes.files if f.old_path and not f.deleted}
