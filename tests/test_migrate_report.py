@@ -89,6 +89,9 @@ def test_numbers_agree_everywhere():
     assert {r["code"]: (r["found"], r["fixed"], r["left"]) for r in found["rules"]} == {"GF101": (4, 1, 0), "GF401": (0, 0, 2)}
     assert [r["name"] for r in found["repositories"]] == ["one", "two", "three"]
     assert "3 repositories: 1 changed, 1 unchanged, 1 failed." in report.as_text(records, quiet=True)
+    # For people the parts add up, also where a repair lays bare more than the first look saw.
+    assert "\n3 findings: 1 fixed, 2 left." in report.as_text(records, quiet=True)
+    assert "<b>3</b>findings" in report.as_html(records, STARTED)
     assert "**1 fix** in 1 file of 1 repository changed, 2 findings left, 1 failed." in report.as_markdown(records)
 
 

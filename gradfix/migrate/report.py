@@ -80,6 +80,10 @@ class Totals:
     rules: list[Rule] = field(default_factory=list)
     verdicts: dict[str, int] = field(default_factory=dict)
 
+    @property
+    def shown(self) -> int:
+        return self.fixed + self.left
+
 
 def totals(records: Sequence[Record]) -> Totals:
     rules: dict[str, Rule] = {}
@@ -147,7 +151,7 @@ def as_text(records: Sequence[Record], quiet: bool) -> str:
         parts.append(f"{t.failed} failed")
     lines.append(f"{repositories(t.repositories)}: {', '.join(parts)}.")
     done = f"{t.fixed} fixable" if dry else f"{t.fixed} fixed"
-    lines.append(f"{count(t.found, 'finding')}: {done}, {t.left} left. {unread(t.problems)}".rstrip())
+    lines.append(f"{count(t.shown, 'finding')}: {done}, {t.left} left. {unread(t.problems)}".rstrip())
     if dry and t.changed and not quiet:
         lines.append("Nothing was written; --write makes branches, --patches DIR writes patches, --report FILE.html shows the diffs.")
     return "\n".join(lines) + "\n"
