@@ -115,19 +115,25 @@ class Notebook(Cells):
         for tag, i1, i2, j1, j2 in difflib.SequenceMatcher(None, before, after, autojunk=False).get_opcodes():
             kept = [part for line in lines[i1:i2] for part in line]
             parts += kept if tag == "equal" else [(None, line) for line in after[j1:j2]]
-        strings = []
+        strings: list[tuple[int | None, str]] = []
         for index, group in groupby(parts, key=lambda part: part[0]):
             texts = [text for _, text in group]
             if index is None:
-                strings += map(self._string, texts)
+                strings += [(None, self._string(text)) for text in texts]
             else:
                 whole = "".join(texts)
-                strings.append(raw[index] if whole == where.items[index][2] else self._string(whole))
+                strings.append((index, raw[index] if whole == where.items[index][2] else self._string(whole)))
         if not strings:
             return "[]"
         start, end = (where.items[0][0], where.items[-1][1]) if where.items else (where.start + 1, where.end - 1)
-        text = self.json_text
-        return text[where.start : start] + self._between(where).join(strings) + text[end : where.end]
+        text, between, out = self.json_text, self._between(where), []
+        for before, (index, string) in zip([None, *(i for i, _ in strings)], strings):
+            if before is not None and index == before + 1:  # they stood together, perhaps with odd space between them
+                out.append(text[where.items[before][1] : where.items[index][0]])
+            elif out:
+                out.append(between)
+            out.append(string)
+        return text[where.start : start] + "".join(out) + text[end : where.end]
 
     def _between(self, where: Text) -> str:
         """What stands between two strings of a list: there, or in another list, or what follows its bracket."""
