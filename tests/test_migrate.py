@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import signal
 import sqlite3
 import subprocess
 import sys
@@ -263,6 +264,9 @@ def test_manifest(migrate, tmp_path):
         ("[[repos]]\npaths = []\n", "missing required field `source`"),
         ('[[repos]]\nsource = "x"\npaths = "a"\n', "Expected `array`, got `str` (at repos[0].paths)"),
         ('[[repos]]\nsource = "--upload-pack=x"\n', "'--upload-pack=x' is no source"),
+        ('[[repos]]\nsource = "x"\npaths = ["a", "../b"]\n', "'../b' in paths lies outside of the repository"),
+        ('[[repos]]\nsource = "x"\npaths = ["/b"]\n', "'/b' in paths lies outside of the repository"),
+        ('[defaults]\npaths = ["~/b"]\n[[repos]]\nsource = "x"\npaths = []\n', "'~/b' in paths lies outside of the repository"),
         ("repos = [", "Invalid value"),
     ],
 )
@@ -305,6 +309,27 @@ def test_what_can_not_be_done_costs_one_line_each(migrate, tmp_path):
     for part in ("gone: no such", "file: is no folder", "empty: has no commit yet", "unknown key 'nope'", "old/a.py:1", "old/b.py:1:1"):
         assert any(part in line for line in errors), part
     assert "is not None" in git(old, "show", f"{branch_of(old)}:good.py")
+
+
+@pytest.mark.parametrize("mode", ["--write", "--patches"])
+def test_a_folder_that_a_link_leads_out_to_is_not_rewritten(migrate, tmp_path, mode):
+    write_files(tmp_path / "outside", {"train.py": module("norm")})
+    repo = repository(tmp_path / "one")
+    os.symlink(tmp_path / "outside", repo / "lib")
+    git(repo, "add", "-A")
+    git(repo, "commit", "-qm", "Link")
+    (tmp_path / "m.toml").write_text('[[repos]]\nsource = "one"\npaths = ["lib"]\n')
+    done = migrate(tmp_path / "m.toml", mode, *([tmp_path / "out"] if mode == "--patches" else []))
+    assert done.code == 2 and "error: one: lib/train.py lies outside of the repository\n" in done.err
+    assert (tmp_path / "outside" / "train.py").read_text() == module("norm")
+
+
+def test_a_commit_that_is_lost_is_not_called_none(migrate, tmp_path):
+    repo = repository(tmp_path / "one")
+    for folder in (repo / ".git" / "objects").glob("??"):
+        shutil.rmtree(folder)
+    done = migrate(repo)
+    assert done.code == 2 and "error: one: its last commit can't be read (is the repository damaged?)\n" in done.err
 
 
 def test_links_filters_and_odd_names(migrate, tmp_path):
@@ -487,6 +512,22 @@ def test_a_run_that_is_killed_goes_on_and_ends_the_same(migrate, tmp_path):
     assert "12 repositories" in out
     assert [state(r) for r in repos] == [state(r) for r in others]
     assert not [p for p in tmp_path.iterdir() if p.name.startswith("gradfix-migrate-")]
+
+
+def test_a_run_that_is_interrupted_leaves_nothing_and_goes_on(migrate, tmp_path):
+    repos = many(tmp_path / "a", 12)
+    arguments = ["--write", "--branch", "b", *repos, "--jobs", "2", "--journal", tmp_path / "other.sqlite"]
+    process = start(tmp_path, *arguments, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))  # as a shell does
+    for line in process.stderr:
+        if line.startswith("[2/"):
+            process.send_signal(signal.SIGINT)
+            break
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130 and "stopped; the same command goes on from here" in err and "Traceback" not in err
+    assert not [p for p in tmp_path.iterdir() if p.name.startswith("gradfix-migrate-")]
+    process = start(tmp_path, *arguments)
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 0 and "of 12 repositories done" in err and "12 repositories: " in out
 
 
 def test_a_lock_that_a_killed_git_left_does_not_stop_the_next_run(migrate, tmp_path):

@@ -146,7 +146,12 @@ class Repository:
         try:
             return text(self.git("rev-parse", "--verify", "--quiet", "HEAD^{commit}"))
         except GitError:
+            pass
+        try:
+            self.git("rev-parse", "--verify", "--quiet", "HEAD")
+        except GitError:
             raise GitError("has no commit yet") from None
+        raise GitError("its last commit can't be read (is the repository damaged?)")
 
     def checkout(self, commit: str, folder: str) -> None:
         """The files of `commit` in `folder`, and in the index."""

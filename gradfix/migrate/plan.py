@@ -50,6 +50,9 @@ def read_manifest(path: str) -> list[tuple[str, str | None, Options]]:
         if not git.is_url(source):
             source = os.path.join(base, os.path.expanduser(source))
         own = Options(**{f: getattr(entry, f) for f in Options.__struct_fields__})
+        for inside in [*manifest.defaults.paths, *own.paths]:
+            if os.path.isabs(inside) or os.path.normpath(inside).split(os.sep)[0] in ("..", "~"):
+                raise ConfigError(f"{path}: {inside!r} in paths lies outside of the repository")
         out.append((source, entry.name, layered(manifest.defaults, own)))
     return out
 

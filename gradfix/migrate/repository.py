@@ -83,6 +83,9 @@ class Migration:
         # What a link names is done under its own name, or lies outside and is not ours.
         self.files = [f for f in self.files if not os.path.islink(f)]
         problems = [p for p in problems if not os.path.islink(p.path)]
+        top = os.path.realpath(self.tree) + os.sep
+        if strange := next((f for f in self.files if not os.path.realpath(f).startswith(top)), None):
+            raise Failed(f"{strange} lies outside of the repository")  # a named folder that is a link
         if not self.files and not problems:
             self.notes.append("no Python files")
         outcome, dropped, verified = self.rewrite_and_verify()

@@ -80,11 +80,13 @@ def run(jobs: Sequence[Job], journal: Journal, settings: Settings, progress) -> 
     if waiting:
         for _, job in waiting:
             job.processes = max(1, settings.jobs // len(waiting)) if settings.cluster is None else 1
-        with executor(settings.cluster, settings.jobs) as pool:
-            for position, record in finished(pool, waiting, settings.jobs + IN_FLIGHT, progress):
-                keep(position, record)
-    for folder in _stale(jobs):  # what workers that were ended have left
-        shutil.rmtree(folder, ignore_errors=True)
+        try:
+            with executor(settings.cluster, settings.jobs) as pool:
+                for position, record in finished(pool, waiting, settings.jobs + IN_FLIGHT, progress):
+                    keep(position, record)
+        finally:
+            for folder in _stale(jobs):  # what workers that were ended have left
+                shutil.rmtree(folder, ignore_errors=True)
     started.finish()
     return [records[i] for i in range(len(jobs))], started.started
 
