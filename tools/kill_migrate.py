@@ -118,7 +118,7 @@ def main() -> None:
         lines, kills, done, began = [], [], False, time.monotonic()
         killer = WorkerKiller(draw)
         while not done:
-            after = draw.uniform(0.05, 1.5 * whole / options.kills)
+            after = draw.uniform(0.05, (1.0 if cluster else 1.5) * whole / options.kills)
             planned = [(after, kill_run)] if len(kills) < options.kills else []
             if cluster:
                 planned.append((after * draw.uniform(0.1, 0.9), killer))
@@ -127,6 +127,8 @@ def main() -> None:
             done = finish(start(folder, folder / "a.sqlite", repos, options), lines, planned, bool(cluster) or len(kills) % 2 == 1)
             if not done:
                 kills.append((after, len(lines) - before))
+            # It may be killed while its cluster ends, when all is done; the next run would look at everything once more.
+            done = done or len(set(lines)) == len(repos)
         for number, (after, made) in enumerate(kills, 1):
             print(f"kill {number:2}: after {after:5.2f} s, {made} repositories done")
         if cluster:
