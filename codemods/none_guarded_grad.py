@@ -134,18 +134,29 @@ def guard_statement(syntax, stmt, read, root, guard, path, holder):
         if used(suite[i]) & needs or in_loop and any(isinstance(n, ast.Attribute) and n.attr == "grad" and root_name(n) == root for n in ast.walk(suite[i])):
             last = i
             needs |= assigned(suite[i]) if not isinstance(suite[i], ast.AugAssign) else set()
-    if in_loop and last == len(suite) - 1 and last > at and len(suite) > 1:
-        if at == 0 and suite is loop.body:
+    first = at
+    if in_loop and appends(stmt):  # `names.append(n)` and `norms.append(p.grad.norm())` go in step: both or none
+        while first > 0 and appends(suite[first - 1]):
+            first -= 1
+        while last + 1 < len(suite) and appends(suite[last + 1]):
+            last += 1
+    if in_loop and last == len(suite) - 1 and last > first and len(suite) > 1:
+        if first == 0 and suite is loop.body:
             return Fix(Applicability.SAFE, "Skip parameters without a gradient", (InsertInBody(path, syntax.span(loop), f"if {holder}.grad is None:\n    continue"),))
     if needs and any(used(later) & needs for later in outside(syntax, stmt, suite, last)):
         if isinstance(stmt, ast.Assign) and isinstance(stmt.value, ast.expr) and not in_loop:
             return None
         if not in_loop:
             return None
-        return Fix(Applicability.UNSAFE, "Skip where there is no gradient", (Wrap(path, syntax.span(stmt), syntax.span(suite[last]), f"if {guard}:"),))
-    shown = any(syntax.displayed(s) for s in suite[at : last + 1])
+        return Fix(Applicability.UNSAFE, "Skip where there is no gradient", (Wrap(path, syntax.span(suite[first]), syntax.span(suite[last]), f"if {guard}:"),))
+    shown = any(syntax.displayed(s) for s in suite[first : last + 1])
     return Fix(Applicability.UNSAFE if shown else Applicability.SAFE, "Skip where there is no gradient",
-               (Wrap(path, syntax.span(stmt), syntax.span(suite[last]), f"if {guard}:"),))
+               (Wrap(path, syntax.span(suite[first]), syntax.span(suite[last]), f"if {guard}:"),))
+
+
+def appends(stmt):
+    call = stmt.value if isinstance(stmt, ast.Expr) else None
+    return isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr == "append"
 
 
 def outside(syntax, stmt, suite, last):

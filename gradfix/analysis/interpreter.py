@@ -673,6 +673,8 @@ class Interpreter(tm.TorchModel):
         obj = self.obj(value)
         if obj is not None and obj.kind in ("list", "tuple", "iter") and not obj.open and len(obj.items) <= limit:
             return list(obj.items)
+        if obj is not None and obj.kind == "module" and obj.items and not isinstance(obj.items, dict) and not obj.open and len(obj.items) <= limit:
+            return list(obj.items)
         if obj is not None and obj.kind == "dict" and len(obj.items) <= UNROLL and not obj.open:
             return [Const(k) for k in obj.items]
         if obj is not None and obj.kind in ("list", "tuple", "iter") and obj.items:

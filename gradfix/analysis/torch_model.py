@@ -1153,12 +1153,15 @@ class TorchModel(Cuts, Training):
         if obj is None or obj.kind == "opaque":
             return UNKNOWN
         classes = self.flat([args[1]])
+        if obj.kind == "module":
+            decided = self.instance_of(args[0], classes)
+            return UNKNOWN if decided is None else Const(decided)
         names = {c.name.rsplit(".", 1)[-1] for c in classes if isinstance(c, External)}
         if len(names) != len(classes) or not names <= {"list", "tuple", "dict", "set", "str", "int", "float", "bool", "Tensor", "Parameter", "Number"}:
             return UNKNOWN
         kinds = {"tensor": {"Tensor", "Parameter"} if obj.param else {"Tensor"}, "list": {"list"}, "tuple": {"tuple"}, "dict": {"dict"}}
         if obj.kind not in kinds:
-            return Const(False) if obj.kind in ("module", "instance", "optimizer") else UNKNOWN
+            return Const(False) if obj.kind in ("instance", "optimizer") else UNKNOWN
         return Const(bool(names & kinds[obj.kind]))
 
     def instance_of(self, value, classes):

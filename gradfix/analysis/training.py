@@ -154,12 +154,15 @@ class Training:
         """Backward runs on what does not require grad, because all that it was computed from was frozen."""
         parts = [p for v in self.flat([loss]) for p in values_of(v)]
         objs = [self.obj(p) for p in parts]
-        if not objs or any(o is None or o.kind != "tensor" or o.rg is not False or o.dead for o in objs) or any(f for _, _, f in self.module_flags):
+        if not objs or any(o is None or o.kind != "tensor" or o.rg is not False for o in objs) or any(f for _, _, f in self.module_flags):
             return
         below = set().union(*(self.below(p.oid) for p in parts))
         leaves = [self.st.heap[i] for i in below if self.st.heap[i].frozen is not None]
-        if not leaves or any(o.kind in ("opaque", "module") or o.partial or o.rg is not False or o.dead for o in (self.st.heap[i] for i in below)):
+        if not leaves or any(o.kind in ("opaque", "module") or o.partial or o.rg is not False for o in (self.st.heap[i] for i in below)):
             return
+        frozen = {i for i in below if self.st.heap[i].frozen is not None}
+        if any(self.st.heap[i].dead for i in below) and not frozen <= self.held():
+            return  # what was cut off may be what is to blame
         last = max(leaves, key=lambda o: o.frozen[1].lineno)
         self.frozen_fact(last, "loss", event.path, event.span)
 
@@ -192,17 +195,18 @@ class Training:
             if kept is None:
                 continue
             if kept.kind in ("list", "dict", "tuple"):
-                items = kept.items.values() if isinstance(kept.items, dict) else kept.items
-                parts = [v for i in items for v in values_of(i) if isinstance(v, Ref)]
+                items = list(kept.items.values() if isinstance(kept.items, dict) else kept.items)
+                nested = any(self.obj(i) is not None and self.obj(i).kind in ("list", "tuple") for i in items)
+                parts = [v for i in self.flat(items) for v in values_of(i) if isinstance(v, Ref)]
                 if any(v.oid in given_out for v in parts):
                     continue
                 layers = [v for v in parts if self.obj(v) is not None and self.obj(v).kind == "module" and v.oid > ref.oid and v.oid not in registered]
                 leaves = [v for v in parts if self.obj(v) is not None and self.obj(v).kind == "tensor" and self.obj(v).leaf is True
                           and self.obj(v).rg is True and v.oid > ref.oid and v.oid not in parameters]
                 if len(parts) == len(layers) and layers and any(self.obj(p).rg for v in layers for p in self.parameters_of(v)[0]):
-                    self.unregistered.append((ref, place, "layers", layers, kept.kind, tuple(kept.items) if isinstance(kept.items, dict) else ()))
+                    self.unregistered.append((ref, place, "layers", layers, "nested" if nested else kept.kind, tuple(kept.items) if isinstance(kept.items, dict) else ()))
                 elif len(parts) == len(leaves) and leaves:
-                    self.unregistered.append((ref, place, "parameters", leaves, kept.kind, ()))
+                    self.unregistered.append((ref, place, "parameters", leaves, "nested" if nested else kept.kind, ()))
             elif kept.kind == "tensor" and value.oid > ref.oid and value.oid not in parameters | given_out:
                 if kept.leaf is True and kept.rg is True and not kept.param and not kept.dead:
                     self.unregistered.append((ref, place, "tensor", [value], "", ()))
