@@ -256,6 +256,49 @@ def test_a_notebook_runs_as_one_program_without_its_magics(tmp_path):
     assert gradfix(tmp_path, "apply", "--verify", "lesson.ipynb").returncode == 0 and "b.retain_grad()" in path.read_text()
 
 
+def notebook(folder: Path, *cells: str, name: str = "lesson.ipynb") -> Path:
+    """Each text a code cell; a text that starts with `#` is prose."""
+    made = [
+        {"cell_type": "markdown", "metadata": {}, "source": c} if c.startswith("#")
+        else {"cell_type": "code", "metadata": {}, "source": c, "outputs": []}
+        for c in cells
+    ]  # fmt: skip
+    return write(folder, json.dumps({"cells": made, "metadata": {}, "nbformat": 4, "nbformat_minor": 5}), name)
+
+
+def test_places_in_a_notebook_are_cells_and_rows_in_them(tmp_path):
+    """In the reason, the table, the JSON and what is not applied, as in the findings of `check`."""
+    twice = "b = a * 3\n(b ** 2).backward()\nprint(b.grad)\nsteps = torch.tensor([1, 2], requires_grad=True)\nsteps.sum().backward()"
+    notebook(tmp_path, "# Prose", "%matplotlib inline\nimport torch\na = torch.tensor(2.0, requires_grad=True)", twice)
+    checked = json.loads(gradfix(tmp_path, "check", "lesson.ipynb", "--output-format", "json").stdout)
+    done = gradfix(tmp_path, "verify", "lesson.ipynb")
+    assert "`b.grad` is gained (lesson.ipynb:cell 3:3)" in done.stdout, done.stdout
+    assert "it no longer raises RuntimeError: Only Tensors of floating point and complex dtype can require gradients (lesson.ipynb:cell 3:4)" in done.stdout
+    assert "read, lesson.ipynb:cell 3:3 " in done.stdout
+    (entry,) = json.loads(gradfix(tmp_path, "verify", "lesson.ipynb", "--output-format", "json").stdout)
+    places = sorted((r["code"], r["cell"], r["row"]) for r in entry["rewrites"])
+    assert places == sorted((f["code"], f["cell"], f["location"]["row"]) for f in checked) == [("GF101", 3, 3), ("GF202", 3, 4)]
+    read = entry["differences"][0]
+    assert (read["name"], read["filename"], read["cell"], read["row"]) == ("b", "lesson.ipynb", 3, 3)
+
+    notebook(tmp_path, "# Prose", "import time, torch\na = torch.tensor(time.time() % 1e3, requires_grad=True)", "b = a * 3\n(b ** 2).backward()\nprint(b.grad)")
+    done = gradfix(tmp_path, "verify", "lesson.ipynb")
+    assert "two runs of the original differ: the gradient of `a` is changed (lesson.ipynb:cell 3:2)" in done.stdout, done.stdout
+
+    notebook(tmp_path, "# Prose", "import torch\na = torch.tensor(2.0, requires_grad=True)", "b = a * 3\nb.retain_grad = lambda: 1 / 0\n(b ** 2).backward()\nprint(b.grad)")
+    done = gradfix(tmp_path, "apply", "--verify", "lesson.ipynb")
+    assert "not applied: lesson.ipynb:cell 3:4 GF101" in done.stderr, done.stderr
+    assert "it raises ZeroDivisionError: division by zero (lesson.ipynb:cell 3:2)" in done.stderr, done.stderr
+
+
+def test_places_in_markdown_are_rows_of_the_file(tmp_path):
+    write(tmp_path, "# Prose\n\n```python\n" + "import torch\na = torch.tensor(2.0, requires_grad=True)\n```\n\n```python\nb = a * 3\n(b ** 2).backward()\nprint(b.grad)\n```\n", "lesson.md")
+    (entry,) = json.loads(gradfix(tmp_path, "verify", "lesson.md", "--output-format", "json").stdout)
+    assert entry["reason"] == "`b.grad` is gained (lesson.md:11)"
+    assert [(r["cell"], r["row"]) for r in entry["rewrites"]] == [(None, 11)]
+    assert (entry["differences"][0]["cell"], entry["differences"][0]["row"]) == (None, 11)
+
+
 def test_what_is_recorded_besides_gradients(tmp_path):
     source = "import torch\nlosses = [0.5, (1, 'x'), {'k': None}, torch.ones(1)]\nepochs = 3\nclass A: pass\nmade = [A()]\n"
     record = runs().run(script(write(tmp_path, source)))

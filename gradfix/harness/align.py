@@ -8,6 +8,8 @@ import math
 import re
 from dataclasses import dataclass, field
 
+from gradfix.cells import Cells
+from gradfix.findings import Span
 from gradfix.harness.trace import Event, Place, Record, Value
 
 # Relative to the largest number of the tensor, where two computations may round differently.
@@ -93,6 +95,7 @@ class Texts:
 
     rows: dict[str, Rows] = field(default_factory=dict)
     first: dict[str, Rows] = field(default_factory=dict)  # where the old text is itself a rewrite: from the very first one
+    cells: dict[str, Cells] = field(default_factory=dict)  # the notebooks among them, as the user has them
 
     def old(self, place: Place | None):
         if place is None or place.path not in self.rows:
@@ -112,10 +115,16 @@ class Texts:
         return Place(place.path, _row(self.rows[place.path].new.get(place.row, ("row", place.row))))
 
     def shown(self, place: Place | None) -> Place | None:
-        """Where a place of the old text is in what the user has before them."""
-        if place is None or place.path not in self.first:
-            return place
-        return Place(place.path, _row(self.first[place.path].new.get(place.row, ("row", place.row))))
+        """Where a place of the old text is in what the user has before them: in a notebook the cell, and the row in it."""
+        if place is None:
+            return None
+        path, row = place.path, place.row
+        if path in self.first:
+            row = _row(self.first[path].new.get(row, ("row", row)))
+        if path not in self.cells:
+            return Place(path, row)
+        cell, span = self.cells[path].locate(Span(row, 0, row, 0))
+        return Place(path, max(1, span.row), cell)
 
 
 def _row(key: tuple) -> int:

@@ -199,18 +199,13 @@ def number(value: Value | None) -> str:
     return text if not value.shape else f"[{text}]"
 
 
-def row_in_file(rewrite: Rewrite) -> int:
-    row = rewrite.finding.span.row
-    return row if rewrite.finding.cell else min(rewrite.own, default=row)
-
-
 def place_of(rewrite: Rewrite) -> str:
-    return place(rewrite.finding.path, rewrite.finding.cell, row_in_file(rewrite))
+    return place(rewrite.finding.path, rewrite.finding.cell, rewrite.row)
 
 
 def row_of(d: Difference) -> tuple[str, str, str, str, str]:
     what = {"value": d.name, "step": d.name, "requires_grad": f"{d.name}.requires_grad"}.get(d.kind, f"{d.name}.grad")
-    where = f"{d.kind}, {d.place.path}:{d.place.row}" if d.place else ("at the end" if d.kind != "requires_grad" else "")
+    where = f"{d.kind}, {place(d.place.path, d.place.cell, d.place.row)}" if d.place else ("at the end" if d.kind != "requires_grad" else "")
     before, after = number(d.before), number(d.after)
     if d.kind == "requires_grad":
         before, after = ("False", "True") if d.change == "gained" else ("True", "False")
@@ -260,7 +255,8 @@ def as_json(proofs: Sequence[Proof]) -> str:
     def difference(d: Difference) -> dict:
         return {
             "kind": d.kind, "name": d.name, "change": d.change, "note": d.note,
-            "filename": d.place.path if d.place else None, "row": d.place.row if d.place else None,
+            "filename": d.place.path if d.place else None, "cell": d.place.cell if d.place else None,
+            "row": d.place.row if d.place else None,
             "before": value(d.before), "after": value(d.after), "largest": d.largest,
         }  # fmt: skip
 
@@ -276,7 +272,7 @@ def as_json(proofs: Sequence[Proof]) -> str:
                     "name": r.finding.name,
                     "filename": r.finding.path,
                     "cell": r.finding.cell,
-                    "row": row_in_file(r),
+                    "row": r.row,
                     "applicability": r.finding.fix.applicability.value,
                     "message": r.finding.fix.message,
                     **judged(j),

@@ -6,10 +6,12 @@ computed a second time (`reference`), and the original once on a forgiving autog
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from gradfix import findings
 from gradfix.findings import Verdict
 from gradfix.harness.align import (
     Difference,
@@ -22,9 +24,9 @@ from gradfix.harness.align import (
     plain_difference,
     same_output,
 )
-from gradfix.harness.rewrites import Rewrite, forgive, texts
+from gradfix.harness.rewrites import Rewrite, forgive, in_their_cells, texts
 from gradfix.harness.run import Runs, Script
-from gradfix.harness.trace import Failure, Forgive, Record, encode
+from gradfix.harness.trace import Failure, Forgive, Place, Record, encode
 from gradfix.old_python import async_arguments, with_async_renamed
 from gradfix.source import SourceError, decode
 
@@ -49,9 +51,12 @@ def says(error: Failure | None, lines: Texts = Texts(), new: bool = False) -> st
     """An exception, at its row of the original."""
     if error is None:
         return "it ends normally"
-    place = lines.shown(lines.from_new(error.place) if new else error.place)
-    where = f" ({place.path}:{place.row})" if place else ""
+    where = where_of(lines.shown(lines.from_new(error.place) if new else error.place))
     return f"{error.type}: {error.message[:160]}{where}" if error.message else f"{error.type}{where}"
+
+
+def where_of(place: Place | None) -> str:
+    return f" ({findings.place(place.path, place.cell, place.row)})" if place else ""
 
 
 def describe(difference: Difference, lines: Texts = Texts()) -> str:
@@ -62,8 +67,7 @@ def describe(difference: Difference, lines: Texts = Texts()) -> str:
     }[difference.kind].format(difference.name)  # fmt: skip
     if not difference.name:
         what = {"backward": "backward", "grad": "torch.autograd.grad", "step": "the optimizer's step"}[difference.kind]
-    place = lines.shown(difference.place)
-    where = f" ({place.path}:{place.row})" if place else ""
+    where = where_of(lines.shown(difference.place))
     note = f": {difference.note}" if difference.note else ""
     return f"{what} {'is ' if difference.change in ('lost', 'gained', 'changed') else 'has '}{difference.change}{where}{note}"
 
@@ -85,8 +89,17 @@ class Prover:
             first = self.runs.start(self.script, overlay)
             second = self.runs.start(self.script, overlay)
             before, again = self.runs.result(first), self.runs.result(second)
-            self._known[key] = (before, unfit(before, again, self.tolerance))
+            lines = Texts(cells=in_their_cells(self.script, self.program(overlay)))
+            self._known[key] = (before, unfit(before, again, self.tolerance, lines))
         return self._known[key]
+
+    def program(self, overlay: dict[str, bytes]) -> dict[str, bytes]:
+        """The file that is run, by its path."""
+        path = self.script.path
+        if path in overlay:
+            return {path: overlay[path]}
+        with open(path, "rb") as handle:
+            return {path: handle.read()}
 
     def forgiven(self, overlay: dict[str, bytes], watched: dict[str, list[int]], ways: Sequence[Forgive]) -> list[Record]:
         """Records of the original on a forgiving autograd, for each of the ways to forgive."""
@@ -121,6 +134,7 @@ class Prover:
         if why is not None:
             return Judgement(Verdict.INCONCLUSIVE, why, before=before)
         lines = texts(self.script, before_files, after_files)
+        lines.cells = in_their_cells(self.script, first_files or before_files)
         if first_files is not None:
             lines.first = texts(self.script, first_files, before_files).rows
         watched = {path: rows.changed for path, rows in lines.rows.items() if rows.changed}
@@ -146,6 +160,7 @@ class Prover:
             out = next((judged for judged in able if judged.good), able[0])
         if mended and out.verdict is Verdict.PRESERVED:
             out.verdict, out.reason = Verdict.GAINED, "it parses, and every gradient is as it is with only that mended"
+        out.differences = [dataclasses.replace(d, place=lines.shown(d.place)) for d in out.differences]
         out.before, out.after = before, after
         return out
 
@@ -161,12 +176,12 @@ def mended_syntax(path: str, data: bytes) -> bytes | None:
     return source.updated(source.encode(with_async_renamed(source.text, "non_blocking")))
 
 
-def unfit(before: Record, again: Record, tolerance: float | None) -> str | None:
+def unfit(before: Record, again: Record, tolerance: float | None, lines: Texts = Texts()) -> str | None:
     if before.stopped is not None:
         words = {"time": before.detail, "memory": f"it ran out of memory ({before.detail})", "writes": before.detail}
         return f"the original can't be judged: {words.get(before.stopped, before.detail or before.stopped)}"
     if before.error is not None and before.error.type in ("ModuleNotFoundError", "ImportError", "SyntaxError"):
-        return f"the original does not run: {says(before.error)}"
+        return f"the original does not run: {says(before.error, lines)}"
     if before.error is not None and before.error.type == "PermissionError" and "gradfix" in before.error.message:
         return f"the original does not run: {before.error.message}"
     if before.dropped:
@@ -174,9 +189,9 @@ def unfit(before: Record, again: Record, tolerance: float | None) -> str | None:
     if again.stopped is not None:
         return f"two runs of the original differ: the second {again.detail or again.stopped}"
     if (before.error and (before.error.type, before.error.place)) != (again.error and (again.error.type, again.error.place)):
-        return f"two runs of the original differ: {says(before.error)} and {says(again.error)}"
+        return f"two runs of the original differ: {says(before.error, lines)} and {says(again.error, lines)}"
     if differences := compare(before, again, Texts(), tolerance):
-        return f"two runs of the original differ: {describe(differences[0])}"
+        return f"two runs of the original differ: {describe(differences[0], lines)}"
     if before.stdout != again.stdout:
         before.stdout = ""
         before.detail = "output varies"

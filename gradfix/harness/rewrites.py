@@ -9,13 +9,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from gradfix import engine
+from gradfix.cells import Cells
 from gradfix.codemod import Codemod
 from gradfix.findings import Finding, InsertAfter, Problem, Span, Verdict
 from gradfix.harness.align import Rows, Texts
 from gradfix.harness.run import Script
 from gradfix.harness.trace import Forgive
 from gradfix.positions import Unit, code_points
-from gradfix.source import SourceError, data_of, decode
+from gradfix.source import SourceError, data_of, decode, in_cells
 
 # What the forgiving run does at the rows that a finding's fix touches, beyond what it does for all.
 FORGIVES = {
@@ -48,6 +49,7 @@ class Rewrite:
     promises: tuple[Verdict, ...]
     parts: tuple[tuple[str, int, int], ...] = ()  # path, original row: of `x, y = ...` there, the index of what is edited
     reads: tuple[tuple[str, int, str], ...] = ()  # path, original row, `.grad` that the finding names there
+    row: int = 0  # where the finding stands in the original file, in its cell where it has one
 
 
 @dataclass
@@ -163,15 +165,20 @@ class Rewriter:
             if (part := self._syntax(edit.path, project).part(edit)) is not None:
                 row, index = part
                 parts.update((edit.path, old, index) for old in self._original(edit.path, Span(row, 0, row, 0), project))
+        own = sorted(self._original(finding.path, finding.span, project, finding.cell))
+        row = own[0] if own else finding.span.row
+        if finding.cell is not None:
+            row -= self._start(finding.path, finding.cell, self.original)
         return Rewrite(
             finding,
             self.key(finding, project),
             tuple((p, tuple(sorted(r))) for p, r in named.items()),
-            tuple(sorted(self._original(finding.path, finding.span, project, finding.cell))),
+            tuple(own),
             tuple((p, tuple(sorted(r))) for p, r in edited.items()),
             tuple(self.promises.get(finding.code, ())),
             tuple(sorted(parts)),
             tuple(sorted(reads)),
+            row,
         )
 
     def _syntax(self, path: str, project) -> Syntax:
@@ -210,6 +217,18 @@ def cells_of(path: str, data: bytes):
     source = decode(path, data)
     source.text  # noqa: B018: reads the cells
     return source.cells
+
+
+def in_their_cells(script: Script, files: dict[str, bytes]) -> dict[str, Cells]:
+    """Those of the files that have cells, by path relative to the root."""
+    out = {}
+    for path, data in files.items():
+        if in_cells(path):
+            try:
+                out[script.relative(path)] = decode(path, data)
+            except SourceError:  # it won't run, either
+                pass
+    return out
 
 
 def texts(script: Script, before: dict[str, bytes], after: dict[str, bytes]) -> Texts:

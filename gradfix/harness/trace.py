@@ -85,7 +85,8 @@ def _unpack(dtype: str, raw: bytes) -> list[float]:
 
 class Place(msgspec.Struct, array_like=True, frozen=True):
     path: str
-    row: int
+    row: int  # of the program that ran; of the cell, where there is one
+    cell: int | None = None  # what a verdict says of a notebook: all cells counted from 1
 
 
 class Event(msgspec.Struct, array_like=True):
