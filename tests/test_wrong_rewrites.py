@@ -5,9 +5,12 @@ import pytest
 pytest.importorskip("torch")
 
 from fixture_support import settings  # noqa: E402
-from harness_support import Verdict, prove, rewritten, write  # noqa: E402
+from harness_support import Verdict, prove, rewritten, runs, script, write  # noqa: E402
 
-from gradfix.harness.rewrites import Rewriter  # noqa: E402
+from gradfix.harness.align import close, of_kind  # noqa: E402
+from gradfix.harness.judge import verdict  # noqa: E402
+from gradfix.harness.rewrites import Rewriter, texts  # noqa: E402
+from gradfix.harness.trace import Record  # noqa: E402
 from gradfix.runner import Runner  # noqa: E402
 
 RETAIN = """\
@@ -383,6 +386,64 @@ def test_a_right_rewrite_is_not_blamed(tmp_path, name):
     source, verdict, reason = RIGHT[name]
     judged = prove(write(tmp_path, source))
     assert judged.verdict is verdict and reason in judged.reason, (judged.reason, judged.notes)
+
+
+REENTRANT = """\
+    import torch
+    from torch.utils.checkpoint import checkpoint, checkpoint_sequential
+
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Dropout(0.3), torch.nn.Tanh(), torch.nn.Linear(3, 3))
+    x = torch.randn(4, 3, requires_grad=True)
+    h = x * 2
+    out = checkpoint(net, h, use_reentrant=True) + checkpoint_sequential(net, 2, h, use_reentrant=True)
+    dead = checkpoint(net, torch.ones(4, 3), use_reentrant=True)
+    (out.sum() + dead.sum()).backward()
+    print(h.grad)
+"""
+
+
+def second_judge(path, done, after: bytes):
+    """The verdict where the original on a forgiving autograd has nothing to say."""
+    mine = script(path)
+    names = {str(path): after}
+    lines = texts(mine, done.before, names)
+    watched = {p: rows.changed for p, rows in lines.rows.items()}
+    before, seen = runs().run(mine), runs().run(mine, {mine.path: after}, watched=watched)
+    reference = runs().run(mine, {mine.path: after}, mode="reference")
+    silent = Record(stopped="died", detail="nothing is known of it")
+    return verdict(before, seen, reference, silent, lines, done.rewrites, mine)
+
+
+def test_the_second_computation_leaves_retained_gradients_alone(tmp_path):
+    path = write(tmp_path, RETAIN)
+    right = rewritten(path).after[str(path)]
+    mine = script(path)
+    seen, reference = runs().run(mine, {mine.path: right}), runs().run(mine, {mine.path: right}, mode="reference")
+    assert reference.stdout == seen.stdout
+    (event,) = of_kind(reference, "backward")
+    (read,) = [e.values["h"] for e in reference.events if e.kind == "read" and "h" in e.values]
+    assert event.expected["h"].numbers() == event.values["h"].numbers() == read.numbers() == [1.0] * 3
+
+
+def test_gradients_behind_a_reentrant_checkpoint_are_computed_a_second_time(tmp_path):
+    """`torch.autograd.grad` refuses to run there: without the checkpoint, the gradients are the same and it does."""
+    path = write(tmp_path, REENTRANT)
+    done = rewritten(path)
+    right = done.after[str(path)]
+    inside = {f"net.{i}.{name}" for i in (0, 3) for name in ("weight", "bias")}
+    mine = script(path)
+    seen, reference = runs().run(mine, {mine.path: right}), runs().run(mine, {mine.path: right}, mode="reference")
+    (event,), (other,) = (of_kind(record, "backward") for record in (seen, reference))
+    assert set(event.values) == inside | {"x"} and set(event.retained) == {"h"} and set(other.expected) == inside | {"x", "h"}
+    for name, value in {**event.values, **event.retained}.items():
+        assert close(other.expected[name], value) and any(value.numbers())
+    assert prove(path, done).good and second_judge(path, done, right).good
+    # In silence the checkpoint runs the layers again with what they hold by then.
+    wrong = right.replace(b"h.retain_grad()", b"h.retain_grad(); net[0].weight.data.mul_(2)")
+    judged = second_judge(path, done, wrong)
+    assert judged.verdict is Verdict.CHANGED and "autograd.grad says otherwise" in judged.reason, judged.reason
+    assert prove(path, done, wrong).verdict is Verdict.CHANGED
 
 
 def test_rows_are_those_of_the_original(tmp_path):

@@ -276,6 +276,7 @@ class Recorder:
         self.held: dict[str, torch.Tensor] = {}  # what took part in a backward, by name
         self.retained: dict[int, weakref.ref] = {}
         self.scale = 1.0
+        self.inner: list[torch.Tensor] = []  # leaves that a backward inside of the one that runs fills
         self.busy = 0
         self.on = True
 
@@ -381,16 +382,24 @@ class Recorder:
 
     def backward(self, tensors, args, kwargs):
         if self.busy or not self.on or os.getpid() != self.pid:
+            if self.busy and self.on:  # a re-entrant checkpoint, whose graph is not that of the loss
+                self.inner += reached(tensors_in(tensors))
             return self.true_backward(tensors, *args, **kwargs)
         frame = self.frame()
         inputs = kwargs.get("inputs")
         leaves = tensors_in(inputs) if inputs is not None else reached(tensors_in(tensors))
         known = self.before_backward(tensors, leaves, frame, args, kwargs)
+        self.inner = []
         self.busy += 1
         try:
             self.true_backward(tensors, *args, **kwargs)
         finally:
             self.busy -= 1
+        if self.inner:
+            mine = {id(t) for t in leaves}
+            inner = list({id(t): t for t in self.inner if id(t) not in mine}.values())
+            # Those without a name are the checkpoint's own copies of what went into it.
+            leaves = leaves + [t for t, name in zip(inner, self.names.of(inner, frame)) if name is not None]
         self.after_backward(leaves, frame, known)
 
     def before_backward(self, tensors, leaves, frame, args, kwargs):
@@ -400,7 +409,14 @@ class Recorder:
         named = self.named(leaves, frame)
         self.held.update(named)
         values = {name: self.values.of(_grad.__get__(t)) for name, t in named.items()}
-        self.add(Event("backward", self.place(frame), values, scale=self.scale))
+        filled = self.named([t for t in self.kept() if _grad.__get__(t) is not None], frame) if self.inner else {}
+        retained = {name: self.values.of(_grad.__get__(t)) for name, t in filled.items()}
+        self.add(Event("backward", self.place(frame), values, scale=self.scale, retained=retained))
+
+    def kept(self) -> list[torch.Tensor]:
+        """The tensors, no leaves, of which the script has asked to retain the gradient."""
+        self.retained = {key: ref for key, ref in self.retained.items() if ref() is not None}
+        return [t for ref in list(self.retained.values()) if (t := ref()) is not None and not t.is_leaf]
 
     def grad(self, outputs, inputs, args, kwargs):
         if self.busy or not self.on or os.getpid() != self.pid:

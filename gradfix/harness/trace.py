@@ -97,6 +97,7 @@ class Event(msgspec.Struct, array_like=True):
     values: dict[str, Value | None]
     expected: dict[str, Value | None] = {}  # of `backward` in a reference run: what `autograd.grad` makes of it
     scale: float = 1.0
+    retained: dict[str, Value | None] = {}  # of `backward` through a re-entrant checkpoint: of what else has a gradient
 
 
 class Failure(msgspec.Struct, array_like=True):
@@ -129,6 +130,7 @@ class Record(msgspec.Struct):
     modules: list[str] = []  # files of the project that the run loaded
     skipped: bool = False  # the forgiving run met a `None`
     postponed: bool = False  # and this one a `zero_grad` that came too early
+    unfolded: bool = False  # the reference run put the insides of a re-entrant checkpoint into the graph
     forgiven: list[str] = []  # what the forgiving run overlooked
 
 
