@@ -73,6 +73,30 @@ ORDER = """\
         optimizer.zero_grad()
         optimizer.step()
 """
+LOGGED = """\
+    import torch
+
+    torch.manual_seed(0)
+    net = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for step in range(3):
+        net(torch.randn(4, 2)).pow(2).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        print(net.weight.grad.norm())
+"""
+BY_HAND = """\
+    import torch
+
+    torch.manual_seed(0)
+    w = torch.randn(3, requires_grad=True)
+    optimizer = torch.optim.SGD([w], lr=0.1)
+    for step in range(3):
+        (w ** 2).sum().backward()
+        optimizer.zero_grad()
+        with torch.no_grad():
+            w -= 0.1 * w.grad
+"""
 INTEGERS = """\
     import torch
 
@@ -198,6 +222,8 @@ WRONG = {
     "zero_grad is dropped": (ORDER, "optimizer.zero_grad()", "pass"),
     "step is dropped": (ORDER, "optimizer.step()", "pass"),
     "gradients cleared too early once more": (ORDER, "optimizer.step()", "optimizer.zero_grad(); optimizer.step()"),
+    "gradients that were used are not cleared": (LOGGED, "optimizer.zero_grad()", "pass"),
+    "gradients of an update by hand are not cleared": (BY_HAND, "optimizer.zero_grad()", "pass"),
     "other numbers": (INTEGERS, "[1.0, 2.0, 3.0]", "[1.0, 2.0, 4.0]"),
     "a term is left out": (REWRAP, "torch.stack(parts)", "torch.stack(parts[1:])"),
     "the terms are cut off": (REWRAP, "torch.stack(parts)", "torch.stack([p.detach() + 0 * net.weight.sum() for p in parts])"),

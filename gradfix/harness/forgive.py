@@ -52,6 +52,7 @@ class ForgivingRecorder(Recorder):
         self.absent: dict[int, torch.Tensor] = {}  # tensors without a gradient, where one was supplied
         self.late: list = []
         self.stepped = False  # since something was put off
+        self.used = False  # a step has been made with the gradients of the last backward
 
     def note(self, text: str) -> None:
         if text not in self.record.forgiven and len(self.record.forgiven) < 50:
@@ -145,10 +146,11 @@ class ForgivingRecorder(Recorder):
 
     def before_backward(self, tensors, leaves, frame, args, kwargs):
         self.settle(self.stepped or self.spec.until == "backward")
+        self.used = False
 
     def after_step(self, optimizer, args, kwargs) -> None:
         super().after_step(optimizer, args, kwargs)
-        self.stepped = True
+        self.stepped = self.used = True
 
     def after_backward(self, leaves, frame, known) -> None:
         self.held.update(self.named(leaves, frame))
@@ -237,7 +239,8 @@ class ForgivingRecorder(Recorder):
     def put_off(self, function, *args, **kwargs):
         self.note("a `zero_grad()` that comes too early waits")
         self.record.postponed = True
-        self.stepped = self.stepped and bool(self.late)
+        if not self.late:  # gradients that were used have no other step to wait for
+            self.stepped = self.used
         self.late.append(functools.partial(function, *args, **kwargs))
 
     def spell(self, owner, value):

@@ -151,7 +151,7 @@ class Prover:
         if not out.good or forgiven.error is not None:
             # There is more than one way to forgive: a missing gradient need not mean zeros.
             ways = [{"none": "continue"}, {"none": "statement"}] if forgiven.skipped else []
-            ways += [{"until": "step"}] if forgiven.postponed else []
+            ways += [{"until": "step"}] if forgiven.postponed and of_kind(forgiven, "step") else []
             others = self.forgiven(old, {}, [forgive(self.script, rewrites, **way) for way in ways])
             found = [(forgiven, out)] + [(record, judged_by(record)) for record in others]
             whole = [judged for record, judged in found if record.error is None]
