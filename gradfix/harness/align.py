@@ -163,6 +163,12 @@ def is_named(name: str) -> bool:
     return not name.startswith("unnamed[")
 
 
+def is_told_apart(difference: Difference) -> bool:
+    """Is it about something that is the same thing in both runs?  Tensors without a name are counted, but where one is read
+    it is the one of that place."""
+    return is_named(difference.name) or not difference.name or difference.kind == "read"
+
+
 def direction(before: Value | None, after: Value | None) -> str:
     return "gained" if before is None else "lost" if after is None else "changed"
 
@@ -281,9 +287,11 @@ def compare_forgiven(forgiven: Record, after: Record, texts: Texts, tolerance: f
     return out
 
 
-def plain_difference(meant: Record, seen: Record) -> str | None:
-    """The first global name whose plain data is not what is meant."""
+def plain_difference(meant: Record, seen: Record, varies: set[str]) -> str | None:
+    """The first global name whose plain data is not what is meant; but for those that vary by themselves."""
     for name, text in meant.plain.items():
+        if name in varies:
+            continue
         other = seen.plain.get(name)
         if other is None and name in seen.end:  # a tensor where a number is meant, or the other way round
             continue

@@ -19,7 +19,7 @@ from gradfix.harness.align import (
     close,
     compare,
     compare_forgiven,
-    is_named,
+    is_told_apart,
     of_kind,
     plain_difference,
     same_output,
@@ -147,8 +147,10 @@ class Prover:
         def judged_by(record: Record) -> Judgement:
             return verdict(before, after, reference, record, lines, rewrites, self.script, self.tolerance)
 
-        out = judged_by(forgiven)
-        if not out.good or forgiven.error is not None:
+        def judged_by_all() -> Judgement:
+            out = judged_by(forgiven)
+            if out.good and forgiven.error is None:
+                return out
             # There is more than one way to forgive: a missing gradient need not mean zeros.
             ways = [{"none": "continue"}, {"none": "statement"}] if forgiven.skipped else []
             ways += [{"until": "step"}] if forgiven.postponed and of_kind(forgiven, "step") else []
@@ -157,7 +159,17 @@ class Prover:
             whole = [judged for record, judged in found if record.error is None]
             most = max(len(record.events) for record, _ in found)
             able = whole or [judged for record, judged in found if len(record.events) == most]
-            out = next((judged for judged in able if judged.good), able[0])
+            return next((judged for judged in able if judged.good), able[0])
+
+        out = judged_by_all()
+        if out.verdict in (Verdict.CHANGED, Verdict.FAILED) and before.error is not None and after.stopped is None:
+            # What varies by itself behind the exception of the original was not seen in the original.
+            again = self.runs.run(self.script, new)
+            if unlike := compare(after, again, Texts(), self.tolerance):
+                what = describe(dataclasses.replace(unlike[0], place=lines.from_new(unlike[0].place)), lines)
+                out = Judgement(Verdict.INCONCLUSIVE, f"two runs after the rewrite differ: {what}", out.differences, out.notes)
+            elif note_what_varies(after, again):
+                out = judged_by_all()
         if mended and out.verdict is Verdict.PRESERVED:
             out.verdict, out.reason = Verdict.GAINED, "it parses, and every gradient is as it is with only that mended"
         out.differences = [dataclasses.replace(d, place=lines.shown(d.place)) for d in out.differences]
@@ -192,10 +204,15 @@ def unfit(before: Record, again: Record, tolerance: float | None, lines: Texts =
         return f"two runs of the original differ: {says(before.error, lines)} and {says(again.error, lines)}"
     if differences := compare(before, again, Texts(), tolerance):
         return f"two runs of the original differ: {describe(differences[0], lines)}"
-    if before.stdout != again.stdout:
-        before.stdout = ""
-        before.detail = "output varies"
+    note_what_varies(before, again)
     return None
+
+
+def note_what_varies(one: Record, other: Record) -> bool:
+    """Do two runs of the same program differ in what they print or in plain data, such as the time?"""
+    one.output_varies = one.stdout != other.stdout
+    one.varies = {name for name, text in one.plain.items() if other.plain.get(name) != text}
+    return one.output_varies or bool(one.varies)
 
 
 def verdict(
@@ -270,13 +287,13 @@ def verdict(
             return Judgement(Verdict.FAILED, f"nothing came of it: {describe(against[0], lines)}", against, notes)
         if against and (empty := still_none(before, after, forgiven, lines, rewrites, script)):
             return Judgement(Verdict.FAILED, f"`{empty}.grad` is still `None`", against, notes)
-        if before.detail != "output varies" and not same_output(before.stdout, after.stdout):
+        if not before.output_varies and not after.output_varies and not same_output(before.stdout, after.stdout):
             return Judgement(Verdict.CHANGED, "what the script prints has changed, and no gradient explains it", [], notes)
-        if name := plain_difference(before, after):
+        if name := plain_difference(before, after, before.varies | after.varies):
             return Judgement(Verdict.CHANGED, f"`{name}` has changed, and no gradient explains it", [], notes)
         return Judgement(Verdict.PRESERVED, "every gradient is as it was", [], notes)
 
-    harm = [d for d in differences if d.change not in ("gained", "appeared") and (is_named(d.name) or not d.name)]
+    harm = [d for d in differences if d.change not in ("gained", "appeared") and is_told_apart(d)]
     if against:
         if not forgave and harm and any(Verdict.REPAIRED in r.promises for r in rewrites) and not crash_gone:
             return by_first_difference(differences, notes, lines)
@@ -293,7 +310,7 @@ def verdict(
         notes.append(f"compared with the original on a forgiving autograd until {says(forgiven.error, lines)}")
     if harm:
         return Judgement(Verdict.REPAIRED, f"{describe(harm[0], lines)}; all that follows is right", differences, notes)
-    gained = [d for d in differences if is_named(d.name)]
+    gained = [d for d in differences if is_told_apart(d)]
     if not gained and not gets_on:
         return Judgement(Verdict.PRESERVED, "every gradient is as it was", differences, notes)
     reason = describe(main_one(gained), lines) if gained else f"it no longer raises {says(before.error, lines)}"
@@ -308,12 +325,13 @@ def told_otherwise(before: Record, after: Record, forgiven: Record) -> str | Non
         return None
     whole = before.error is None
     if (
-        before.detail != "output varies"
+        not before.output_varies
+        and not after.output_varies
         and not (whole and before.stdout == after.stdout)
         and not same_output(forgiven.stdout, after.stdout)
     ):
         return "what it prints"
-    name = plain_difference(forgiven, after)
+    name = plain_difference(forgiven, after, before.varies | after.varies)
     if name is not None and not (whole and before.plain.get(name) == after.plain.get(name)):
         return f"the value of `{name}` at the end"
     return None

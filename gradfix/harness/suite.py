@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from gradfix.findings import Verdict
-from gradfix.harness.align import Difference, compare, is_named
+from gradfix.harness.align import Difference, compare, is_told_apart
 from gradfix.harness.judge import Judgement, by_first_difference, describe, main_one
 from gradfix.harness.rewrites import Rewrite, texts
 from gradfix.harness.run import HarnessError, Script, copy_project, environment, locate
@@ -127,7 +127,7 @@ class Command:
                 differences += compare(a, b, lines, self.tolerance)
             else:  # what failed may have stopped anywhere
                 differences += [d for d in compare(a, b, lines, self.tolerance) if d.change in ("gained", "lost", "changed")]
-        harm = [d for d in differences if d.change not in ("gained", "appeared") and (is_named(d.name) or not d.name)]
+        harm = [d for d in differences if d.change not in ("gained", "appeared") and is_told_apart(d)]
         if harm and self.varies():
             return Judgement(Verdict.INCONCLUSIVE, "two runs of the command differ before the rewrite", differences)
         if harm:

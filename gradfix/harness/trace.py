@@ -118,6 +118,8 @@ class Held(msgspec.Struct, array_like=True):
 class Record(msgspec.Struct):
     events: list[Event] = []
     end: dict[str, Held] = {}
+    varies: set[str] = set()  # of the names in `plain`, those that a second run of the same program has otherwise
+    output_varies: bool = False  # and so is what it prints
     plain: dict[str, str] = {}  # the numbers, strings and containers that the script holds at its end
     stdout: str = ""
     error: Failure | None = None
