@@ -299,6 +299,138 @@ def test_places_in_markdown_are_rows_of_the_file(tmp_path):
     assert (entry["differences"][0]["cell"], entry["differences"][0]["row"]) == (None, 11)
 
 
+def test_what_runs_behind_the_last_line(tmp_path):
+    """Threads are awaited, then `atexit` is honoured, and a hook of the script's own is told of the exception."""
+    path = write(
+        tmp_path,
+        """\
+        import atexit, sys, threading, time, torch
+
+        def late():
+            time.sleep(0.3)
+            w = torch.ones(2, requires_grad=True)
+            w.sum().backward()
+            print("late", w.grad.tolist())
+
+        sys.excepthook = lambda kind, error, traceback: print("hooked", kind.__name__)
+        atexit.register(print, "bye")
+        threading.Thread(target=late).start()
+        raise ValueError("the end")
+        """,
+    )
+    record = runs().run(script(path), watched={"script.py": [6, 99]})
+    assert record.stdout == "hooked ValueError\nlate [1.0, 1.0]\nbye\n" and record.error.type == "ValueError"
+    assert [e.kind for e in record.events] == ["backward", "read"]
+    assert record.ran == {"script.py": [6]}  # in the other thread
+
+
+def test_rows_count_as_run_where_the_script_takes_the_trace_function_away(tmp_path):
+    path = write(tmp_path, "import sys\nsys.settrace(None)\ndef f():\n    return 1\nf()\nx = 2\n")
+    assert runs().run(script(path), watched={"script.py": [4, 6]}).ran == {"script.py": [4, 6]}
+
+
+def test_odd_objects_do_not_disturb_the_recorder(tmp_path):
+    source = """\
+        import sys, torch
+
+        class Meta(type):
+            def __getattribute__(self, name):
+                raise RuntimeError(name)
+        class Odd(metaclass=Meta): pass
+        class Lines(list):
+            def __iter__(self):
+                raise RuntimeError("iter")
+        class Table(dict):
+            def items(self):
+                raise RuntimeError("items")
+        class Slots:
+            __slots__ = ("w", "free")
+        class Text(str):
+            def __repr__(self):
+                raise RuntimeError("repr")
+
+        odd, lines, table, slots, text = Odd(), Lines([torch.zeros(1)]), Table(a=torch.zeros(1)), Slots(), {Text("x"): 1}
+        slots.w = torch.ones(2, requires_grad=True)
+        (slots.w * 2).sum().backward()
+        sys.stdout.reconfigure(line_buffering=True)
+        print("\\ud800", slots.w.grad.tolist())
+        """
+    record = runs().run(script(write(tmp_path, source)))
+    assert record.stopped is None and record.error is None, (record.detail, record.error)
+    assert record.stdout == "\\ud800 [2.0, 2.0]\n"
+    assert [list(e.values) for e in record.events] == [["slots.w"], ["slots.w"]]
+
+
+def test_tensors_without_contents_are_recorded_as_such(tmp_path):
+    source = """\
+        import torch
+        from torch.func import grad, vmap
+
+        print(vmap(grad(lambda x: (x**2).sum()))(torch.ones(2, 2)).tolist())
+        w = torch.ones(2, requires_grad=True, device="meta")
+        w.sum().backward()
+        print(w.grad.shape)
+        """
+    record = runs().run(script(write(tmp_path, source)))
+    assert record.error is None and record.stdout == "[[2.0, 2.0], [2.0, 2.0]]\ntorch.Size([2])\n"
+    value = record.events[-1].values["w"]
+    assert (value.shape, value.raw) == ([2], None)
+
+
+VARYING = """\
+    import os, time, torch
+
+    a = torch.tensor(2.0, requires_grad=True)
+    b = a * 3
+    {before}
+    (b ** 2).sum().backward()
+    print(b.grad{norm})
+    {behind}
+"""
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        {"before": "started = time.time_ns() % 9973", "norm": "", "behind": "print(started)"},
+        # What is behind the exception is met by the rewritten script alone.
+        {"before": "pass", "norm": ".norm()", "behind": "spent = [time.time_ns() % 9973]; print('spent', spent)"},
+    ],
+)
+def test_what_varies_by_itself_proves_nothing_against_a_rewrite(tmp_path, parts):
+    path = write(tmp_path, VARYING.format(**parts))
+    done = rewritten(path)
+    judged = prove(path, done)
+    assert judged.verdict is Verdict.GAINED, judged.reason
+    for part, instead in ((b"b.retain_grad()", b"b.grad = torch.tensor(11.0)"), (b"(b ** 2)", b"(b ** 2 * (time.time_ns() % 9973))")):
+        assert not prove(path, done, done.after[str(path)].replace(part, instead)).good
+
+
+def test_a_script_that_becomes_another_program(tmp_path):
+    path = write(tmp_path, "import os, sys\nif len(sys.argv) < 2: os.execv(sys.executable, [sys.executable, __file__, 'x'])\n")
+    record = runs().run(script(path))
+    assert record.stopped == "died" and record.detail == "it becomes another program, whose gradients nobody sees"
+
+
+def test_a_gradient_that_is_read_of_a_tensor_without_a_name(tmp_path):
+    source = """\
+        import torch
+        kept = {0.5: torch.tensor(2.0, requires_grad=True)}
+        kept[1.5] = kept[0.5] * 3
+        (kept[1.5] ** 2).sum().backward()
+        seen = repr(kept[1.5].grad)
+        """
+    path = write(tmp_path, source)
+    done = rewritten(path)
+    assert done.after
+    judged = prove(path, done)
+    assert judged.verdict is Verdict.GAINED, judged.reason
+    read = next(d for d in judged.differences if d.kind == "read")
+    assert (read.change, read.after.numbers()) == ("gained", [12.0])
+    for part, instead in ((b"* 3", b"* 4"), (b"kept[1.5].retain_grad()", b"pass")):
+        assert not prove(path, done, done.after[str(path)].replace(part, instead)).good
+
+
 def test_what_is_recorded_besides_gradients(tmp_path):
     source = "import torch\nlosses = [0.5, (1, 'x'), {'k': None}, torch.ones(1)]\nepochs = 3\nclass A: pass\nmade = [A()]\n"
     record = runs().run(script(write(tmp_path, source)))

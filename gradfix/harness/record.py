@@ -8,6 +8,7 @@ objects, mean the same in two runs.
 from __future__ import annotations
 
 import ast
+import atexit
 import builtins
 import importlib
 import importlib.machinery
@@ -19,6 +20,7 @@ import signal
 import struct
 import sys
 import sysconfig
+import threading
 import time
 import types
 import warnings
@@ -65,6 +67,8 @@ class Values:
         if tensor is None:
             return None
         with torch._C.DisableTorchFunction():
+            if tensor.is_meta or torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+                return Value(_names[tensor.dtype], list(tensor.shape), None, b"", 0.0, 0.0)  # there are no contents
             try:
                 array = tensor.numpy(force=True)
             except (TypeError, RuntimeError):  # a layout or a dtype that NumPy does not have
@@ -160,7 +164,15 @@ class Names:
 
     def _visit(self, name, value, seen, budget, depth):
         budget[0] -= 1
-        if budget[0] < 0 or depth > 5 or isinstance(value, _PLAIN):
+        if budget[0] < 0 or depth > 5:
+            return
+        try:
+            yield from self._parts(name, value, seen, budget, depth)
+        except Exception:  # objects whose own methods raise: they keep their tensors to themselves
+            return
+
+    def _parts(self, name, value, seen, budget, depth):
+        if isinstance(value, _PLAIN):
             return
         if isinstance(value, torch.Tensor):
             yield name, value
@@ -169,10 +181,10 @@ class Names:
             return
         seen.add(id(value))
         if isinstance(value, (list, tuple)):
-            for i, item in enumerate(value):
+            for i, item in enumerate(list.__iter__(value) if isinstance(value, list) else tuple.__iter__(value)):
                 yield from self._visit(f"{name}[{i}]", item, seen, budget, depth + 1)
         elif isinstance(value, dict):
-            for key, item in list(value.items()):
+            for key, item in list(dict.items(value)):
                 if isinstance(key, (str, int, tuple)):
                     yield from self._visit(f"{name}[{key!r}]", item, seen, budget, depth + 1)
         elif isinstance(value, torch.nn.Module):
@@ -189,7 +201,7 @@ class Names:
                 if not key.startswith("_") and key not in ("training",):
                     yield from self._visit(f"{name}.{key}", item, seen, budget, depth + 1)
         elif not isinstance(value, (type, torch.optim.Optimizer)) and self.mine_class(type(value)):
-            for key, item in list(getattr(value, "__dict__", {}).items()):
+            for key, item in [*getattr(value, "__dict__", {}).items(), *in_slots(value)]:
                 yield from self._visit(f"{name}.{key}", item, seen, budget, depth + 1)
 
     def mine_class(self, cls) -> bool:
@@ -197,6 +209,11 @@ class Names:
             return True
         module = sys.modules.get(cls.__module__)
         return module is not None and self.mine(getattr(module, "__file__", None) or "")
+
+
+def in_slots(value) -> list[tuple[str, object]]:
+    names = [name for cls in type(value).__mro__ for name in cls.__dict__.get("__slots__", ())]
+    return [(name, getattr(value, name)) for name in names if not name.startswith("__") and hasattr(value, name)]
 
 
 _LISTS = (torch.nn.ModuleList, torch.nn.ParameterList)
@@ -240,9 +257,13 @@ def plain_globals(main: types.ModuleType) -> dict[str, str]:
     """The global names that hold plain data (tensors inside it only count), as text."""
     out = {}
     for name, value in list(main.__dict__.items()):
-        if name.startswith("__") or isinstance(value, torch.Tensor):
+        if name.startswith("__"):
             continue
-        if (text := _plain(value, 0, [MOST_NAMES])) is not None:
+        try:
+            text = _plain(value, 0, [MOST_NAMES])
+        except Exception:  # of an object's own methods
+            continue
+        if text is not None:
             out[name] = text
     return out
 
@@ -252,7 +273,7 @@ def _plain(value, depth: int, budget: list[int]) -> str | None:
     if value is None or type(value) in (bool, int, float, complex, str):
         return repr(value)
     if isinstance(value, torch.Tensor):
-        return "tensor"
+        return "tensor" if depth else None
     if depth > 4 or budget[0] < 0 or type(value) not in (list, tuple, dict):
         return None
     items = [x for pair in value.items() for x in pair] if isinstance(value, dict) else value
@@ -485,6 +506,11 @@ class Recorder:
 # --------------------------------------------------------------------- the script
 
 
+def writable(text: str) -> str:
+    """With lone surrogates, which no record can hold, as Python writes them."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
 class Output(io.TextIOBase):
     """Standard output, kept up to a limit."""
 
@@ -509,8 +535,11 @@ class Output(io.TextIOBase):
     def fileno(self):
         return 1
 
+    def reconfigure(self, **settings):
+        """As of the text file that it stands for."""
+
     def text(self) -> str:
-        return "".join(self.parts)
+        return writable("".join(self.parts))
 
 
 class _Bytes(io.RawIOBase):
@@ -548,6 +577,9 @@ def guard_files(job: Job, stop) -> None:
             paths = [path]
         elif event in changing:
             paths = [a for a in args[:2] if isinstance(a, (str, bytes, os.PathLike))]
+        elif event == "os.exec" and os.getpid() == pid and job.copied:
+            stop("it becomes another program, whose gradients nobody sees", "died")
+            return
         elif event in ("subprocess.Popen", "os.system", "os.exec", "os.posix_spawn"):
             if not job.copied:
                 stop("starts a process")
@@ -656,7 +688,13 @@ def watch_rows(recorder: Recorder, watched: dict[str, list[int]], ran: dict[str,
         code = frame.f_code
         return local if (interesting[code] if code in interesting else look(code)) else None
 
-    sys.settrace(trace)
+    def settrace(function):
+        """For the script, which may take its own away but not this one."""
+        true(function or trace)
+
+    true, sys.settrace = sys.settrace, settrace
+    threading.settrace(trace)
+    true(trace)
 
 
 def package_of(script: str, source: bytes) -> tuple[str | None, str]:
@@ -704,8 +742,21 @@ def failure(recorder: Recorder, error: BaseException) -> Failure:
         tb = tb.tb_next
     if isinstance(error, SyntaxError) and error.filename and recorder.path_of(error.filename):
         place = Place(recorder.path_of(error.filename), error.lineno or 1)
-    message = " ".join(str(error).split())
+    message = writable(" ".join(str(error).split()))
     return Failure(type(error).__name__, message[:500], place)
+
+
+def forget_what_was_registered() -> None:
+    """Drop the `atexit` functions of the process that this one was forked from, but for that which waits for processes."""
+    atexit._clear()
+    if "multiprocessing.util" in sys.modules:
+        atexit.register(sys.modules["multiprocessing.util"]._exit_function)
+
+
+def end_of_program() -> None:
+    """What Python does behind the last line: wait for threads, then call what `atexit` was given."""
+    threading._shutdown()
+    atexit._run_exitfuncs()
 
 
 def run(job: Job) -> None:
@@ -723,14 +774,14 @@ def run(job: Job) -> None:
     ran: dict[str, set[int]] = {}
     done = False
     pid = os.getpid()
-    true_exit = os._exit
+    true_exit, end_trace = os._exit, sys.settrace
 
     def write_down(stopped: str | None = None, detail: str = "") -> None:
         nonlocal done
         if done or os.getpid() != pid:
             return
         done = True
-        sys.settrace(None)
+        end_trace(None)
         record = recorder.record
         record.stopped, record.detail = stopped, detail
         record.stdout = output.text()
@@ -744,9 +795,9 @@ def run(job: Job) -> None:
             handle.write(data)
         os.replace(temporary, job.result)
 
-    def stop(detail: str):
+    def stop(detail: str, why: str = "writes"):
         if not done:
-            write_down("writes", detail)
+            write_down(why, detail)
             true_exit(0)
 
     def leave(code):
@@ -769,6 +820,7 @@ def run(job: Job) -> None:
     sys.path[:] = [folder, *[p for p in sys.path if p not in ("", folder)], job.folder]
     os.chdir(job.folder)
     warnings.simplefilter("ignore")
+    forget_what_was_registered()
     seed_all(job.seed)
     use_overlay(job.overlay, recorder)
     limit_memory(job.memory)
@@ -797,6 +849,9 @@ def run(job: Job) -> None:
         if "can't allocate memory" in str(error) or "out of memory" in str(error).lower():
             write_down("memory", str(error)[:200])
             return
+        if sys.excepthook is not sys.__excepthook__:
+            sys.excepthook(type(error), error, error.__traceback__)
+    end_of_program()
     recorder.on = False
-    sys.settrace(None)
+    end_trace(None)
     write_down()
