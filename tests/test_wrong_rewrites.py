@@ -356,6 +356,23 @@ def test_a_branch_that_is_gone_counts_as_run_where_it_ran(tmp_path):
 
 # name: (script, its verdict, what the reason says); all fixes are made, safe and unsafe
 RIGHT = {
+    "the work is done in a thread": (
+        """\
+        import threading, torch
+        seen = []
+        def work():
+            a = torch.tensor(2.0, requires_grad=True)
+            b = a * 3
+            (b ** 2).sum().backward()
+            seen.append(b.grad.item())
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+        print(seen)
+        """,
+        Verdict.GAINED,
+        "`b.grad` is gained",
+    ),
     "only one of two names becomes a leaf": (
         """\
         import torch

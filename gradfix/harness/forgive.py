@@ -16,6 +16,7 @@ import difflib
 import functools
 import itertools
 import sys
+import threading
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -96,6 +97,13 @@ class ForgivingRecorder(Recorder):
             setattr(builtins, f"__gradfix_{name}__", function)
         self.mode = Forgiving(self)
         self.mode.__enter__()
+        start = threading.Thread._bootstrap_inner
+
+        def start_forgiving(thread):
+            with Forgiving(self):  # a mode counts for one thread
+                start(thread)
+
+        threading.Thread._bootstrap_inner = start_forgiving
 
     # ---- what the script meets
 
