@@ -178,6 +178,36 @@ def test_the_whole_group_is_ended_at_the_limit(tmp_path):
     assert not [line for line in left if line.split()[:1] == [server]]
 
 
+def test_a_script_that_can_not_leave_its_record(tmp_path):
+    path = write(tmp_path, "import resource\nresource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))\n")
+    record = runs().run(script(path))
+    assert record.stopped == "died" and record.detail == "it left no record that can be read"
+
+
+def test_the_other_scripts_run_where_one_kills_the_process_that_runs_them(tmp_path):
+    from gradfix.harness.run import Runs
+
+    source = """\
+        import os, signal, tempfile, time
+        with open(tempfile.gettempdir() + "/pid", "w") as file:
+            file.write(str(os.getpid()))
+        os.kill(os.getppid(), signal.SIGKILL)
+        time.sleep(600)
+        """
+    path = write(tmp_path, source)
+    with Runs(2) as own:
+        record = own.run(script(path))
+        assert record.stopped == "died" and record.detail == "it, or what ran beside it, killed the process that runs the scripts"
+        assert own.run(script(write(tmp_path, "print('here')", "next.py"))).stdout == "here\n"
+        numbers_of_runs = [own.start(script(path)) for _ in range(2)]
+        time.sleep(0.5)
+        pids = [pid for file in Path(own.folder).glob("*/tmp/pid") if (pid := file.read_text())]
+        assert pids and {own.result(number).stopped for number in numbers_of_runs} == {"died"}
+        left = subprocess.run(["ps", "-o", "stat=", "-p", ",".join(pids)], capture_output=True, text=True).stdout.split()
+        assert all(state.startswith("Z") for state in left)
+    assert not os.path.exists(own.folder)
+
+
 def test_memory_is_limited(tmp_path):
     path = write(tmp_path, "import torch\nx = torch.ones(1 << 28)\n")
     assert runs().run(script(path, Limits(timeout=30, memory=64 << 20))).stopped == "memory"

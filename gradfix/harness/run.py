@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import re
 import shutil
@@ -11,6 +12,8 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+
+import msgspec
 
 from gradfix.harness.trace import Forgive, Job, Record, decode_record, encode
 
@@ -75,12 +78,15 @@ class Runs:
         self.parallel = parallel or max(1, min(os.cpu_count() or 1, 8))
         self.fork = hasattr(os, "fork") if fork is None else fork
         self.server: subprocess.Popen | None = None
+        self.sent = self.first = 0  # jobs so far, and those before the server that runs
+        self.unanswered: list[int] = []
         self.folder = os.path.realpath(tempfile.mkdtemp(prefix="gradfix-"))
         self.number = 0
         self.jobs: dict[int, Job] = {}
         self.ends: dict[int, str] = {}
         self.single: dict[int, subprocess.Popen] = {}
         self.writing: dict[str, str] = {}  # scripts that are known to write, and what
+        atexit.register(self.close)  # where nobody else does
 
     def __enter__(self):
         return self
@@ -90,7 +96,10 @@ class Runs:
 
     def close(self) -> None:
         if self.server is not None:
-            self.server.stdin.close()
+            try:
+                self.server.stdin.close()
+            except BrokenPipeError:
+                pass
             try:
                 self.server.wait(5)
             except subprocess.TimeoutExpired:
@@ -101,7 +110,9 @@ class Runs:
         for process in self.single.values():
             process.kill()
             process.wait()
+        self.single.clear()
         shutil.rmtree(self.folder, ignore_errors=True)
+        atexit.unregister(self.close)
 
     # ---- one run
 
@@ -193,22 +204,37 @@ class Runs:
         return number
 
     def _to_server(self, job: Job) -> int:
+        data = encode(job)
+        if self.server is not None and self.server.poll() is not None:
+            self._lose_server()
         if self.server is None:
             self.server = subprocess.Popen(
                 [sys.executable, "-m", "gradfix.harness.server", str(self.parallel)],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                 env=environment(), cwd=self.folder, start_new_session=True,
             )  # fmt: skip
-            self.sent = 0
             if self.server.stdout.readline() != b"ready\n":
                 text = self.server.stderr.read().decode("utf-8", "replace").strip().splitlines()
                 raise HarnessError(f"torch can't be imported by {sys.executable}: {text[-1] if text else 'no reason given'}")
-        data = encode(job)
-        self.server.stdin.write(struct.pack("<Q", len(data)) + data)
-        self.server.stdin.flush()
         number, self.sent = self.sent, self.sent + 1
         self.jobs[number] = job
+        self.unanswered.append(number)
+        try:
+            self.server.stdin.write(struct.pack("<Q", len(data)) + data)
+            self.server.stdin.flush()
+        except BrokenPipeError:
+            self._lose_server()
         return number
+
+    def _lose_server(self) -> None:
+        """The server was killed, and what ran in it with it: the next job gets another one."""
+        self.ends.update(dict.fromkeys(self.unanswered, "lost"))
+        self.unanswered.clear()
+        self.server.kill()
+        self.server.wait()
+        for pipe in (self.server.stdout, self.server.stderr):
+            pipe.close()
+        self.server, self.first = None, self.sent
 
     def _wait(self, number: int) -> Record:
         job = self.jobs[number]
@@ -216,9 +242,11 @@ class Runs:
             while number not in self.ends:
                 line = self.server.stdout.readline()
                 if not line:
-                    raise HarnessError("the process that runs the scripts has died")
+                    self._lose_server()
+                    continue
                 done, end = line.decode().split()
-                self.ends[int(done)] = end
+                self.ends[self.first + int(done)] = end
+                self.unanswered.remove(self.first + int(done))
             end = self.ends.pop(number)
         else:
             process = self.single.pop(number)
@@ -232,19 +260,22 @@ class Runs:
             with open(job.result, "rb") as handle:
                 record = decode_record(handle.read())
         except OSError:
-            record = Record(
-                stopped="died", detail=f"it ended with code {end}" if not end.startswith("-") else f"signal {end[1:]}"
-            )
+            why = f"it ended with code {end}" if not end.startswith("-") else f"signal {end[1:]}"
+            if end == "lost":
+                why = "it, or what ran beside it, killed the process that runs the scripts"
+            record = Record(stopped="died", detail=why)
+        except msgspec.DecodeError:
+            record = Record(stopped="died", detail="it left no record that can be read")
         if end == "time":
             record = Record(stopped="time", detail=f"it ran longer than {job.timeout:g} s")
         elif end == "-9" and record.stopped == "died":
             record.stopped, record.detail = "memory", "it was killed, most likely for its memory"
-        self._forget(job)
+        self._forget(job, again=record.stopped == "writes" and not job.copied)
         return record
 
-    def _forget(self, job: Job) -> None:
+    def _forget(self, job: Job, again: bool) -> None:
         shutil.rmtree(os.path.dirname(job.result), ignore_errors=True)
-        if not job.copied:  # it may run again in a copy
+        if again:  # in a copy
             os.makedirs(job.temporary, exist_ok=True)
 
 

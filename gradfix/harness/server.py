@@ -81,6 +81,7 @@ def _fork(job: Job) -> int:
     if pid:
         return pid
     try:
+        _die_with_the_server()
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -119,14 +120,24 @@ def _kill(pid: int) -> None:
             pass
 
 
-def _adopt_orphans() -> None:
-    """Let processes that leave their session become our children, so that they can be ended (Linux)."""
+def _control(option: int, value: int) -> None:
+    """Linux's `prctl`; nothing elsewhere."""
     try:
         import ctypes
 
-        ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
+        ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
     except (OSError, AttributeError):
         pass
+
+
+def _adopt_orphans() -> None:
+    """Let processes that leave their session become our children, so that they can be ended."""
+    _control(36, 1)  # PR_SET_CHILD_SUBREAPER
+
+
+def _die_with_the_server() -> None:
+    """Nobody else would end this child at its limit."""
+    _control(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
 def _end_orphans(ours: set[int]) -> None:
