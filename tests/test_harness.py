@@ -196,8 +196,10 @@ def test_the_other_scripts_run_where_one_kills_the_process_that_runs_them(tmp_pa
         """
     path = write(tmp_path, source)
     with Runs(2) as own:
-        record = own.run(script(path))
-        assert record.stopped == "died" and record.detail == "it, or what ran beside it, killed the process that runs the scripts"
+        for end in ("", "time.sleep(600)"):
+            record = own.run(script(write(tmp_path, source.replace("time.sleep(600)", end), "quick.py")))
+            assert record.stopped == "died", end
+        assert record.detail == "it, or what ran beside it, killed the process that runs the scripts"
         assert own.run(script(write(tmp_path, "print('here')", "next.py"))).stdout == "here\n"
         numbers_of_runs = [own.start(script(path)) for _ in range(2)]
         time.sleep(0.5)
@@ -589,6 +591,23 @@ def test_a_module_is_judged_through_the_script_that_runs_it(tmp_path):
     assert done.returncode == 0 and "main.py: gained: `b.grad` is gained (helper.py:7)" in done.stdout, done.stdout
     done = gradfix(tmp_path, "apply", "--verify", ".")
     assert done.returncode == 0 and "    b.retain_grad()\n" in helper.read_text(), done.stderr
+
+
+BY_PATH = """\
+    import importlib.util
+    spec = importlib.util.spec_from_file_location("anything", "helper.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    print(module.gradient())
+"""
+
+
+@pytest.mark.parametrize("main", ["import runpy\nprint(runpy.run_path('helper.py')['gradient']())\n", BY_PATH])
+def test_a_module_that_is_loaded_by_its_path_is_judged(tmp_path, main):
+    write(tmp_path, HELPER, "helper.py")
+    write(tmp_path, main, "main.py")
+    done = gradfix(tmp_path, "verify", "main.py")
+    assert "main.py: gained: `b.grad` is gained (helper.py:7)" in done.stdout, done.stdout
 
 
 def test_a_command_judges(tmp_path):

@@ -356,6 +356,20 @@ def test_a_branch_that_is_gone_counts_as_run_where_it_ran(tmp_path):
 
 # name: (script, its verdict, what the reason says); all fixes are made, safe and unsafe
 RIGHT = {
+    "the script ends in a recursion without end": (
+        """\
+        import torch
+        w = torch.ones(2, requires_grad=True)
+        h = w * 2
+        h.sum().backward()
+        print(h.grad)
+        def deeper(n):
+            return deeper(n + 1)
+        deeper(0)
+        """,
+        Verdict.GAINED,
+        "`h.grad` is gained",
+    ),
     "the work is done in a thread": (
         """\
         import threading, torch

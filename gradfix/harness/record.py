@@ -16,6 +16,7 @@ import io
 import linecache
 import os
 import random
+import runpy
 import signal
 import struct
 import sys
@@ -290,6 +291,7 @@ class Recorder:
         self.pid = os.getpid()
         self.prefix = job.root.rstrip(os.sep) + os.sep
         self.files: dict[str, str | None] = {}
+        self.loaded: set[str] = set()  # files of the project that were run, besides the script
         self.main = main
         self.names = Names(lambda path: self.path_of(path) is not None, main)
         self.values = Values()
@@ -309,7 +311,9 @@ class Recorder:
             if filename.startswith(NOT_MINE) or "site-packages" in filename:  # most are, and looking for links is slow
                 self.files[filename] = None
                 return None
-            path = os.path.realpath(filename) if os.path.isabs(filename) else filename
+            path = filename
+            if os.path.isabs(filename) or os.path.exists(os.path.join(self.job.folder, filename)):
+                path = os.path.realpath(os.path.join(self.job.folder, filename))
             mine = path.startswith(self.prefix) and not path.startswith(NOT_MINE) and "site-packages" not in path
             self.files[filename] = path[len(self.prefix) :].replace(os.sep, "/") if mine else None
             return self.files[filename]
@@ -488,7 +492,8 @@ class Recorder:
         self.on = False
         self.record.plain = plain_globals(self.main)
         files = (getattr(module, "__file__", None) for module in list(sys.modules.values()))
-        self.record.modules = sorted({p for f in files if isinstance(f, str) and (p := self.path_of(f)) is not None})
+        found = {p for f in files if isinstance(f, str) and (p := self.path_of(f)) is not None}
+        self.record.modules = sorted(found | self.loaded)
         held = {**self.held}
         taken = {id(t) for t in held.values()}
         for name, tensor in self.names.walk(None):
@@ -626,17 +631,32 @@ def seed_all(seed: int) -> None:
 
 
 def use_overlay(overlay: dict[str, bytes], recorder: Recorder) -> None:
-    """Imports of these files see other contents than those on disk."""
+    """Imports of these files, and `runpy`, see other contents than those on disk."""
     loader = importlib.machinery.SourceFileLoader
-    true = loader.get_code
+    true, true_of_file = loader.get_code, runpy._get_code_from_file
+
+    def seen(path) -> types.CodeType | None:
+        """The code of a file, where it is another one than that on disk."""
+        path = os.path.realpath(path)
+        if (mine := recorder.path_of(path)) is not None:
+            recorder.loaded.add(mine)
+        if path in overlay:
+            return recorder.compile(overlay[path], path)
+        if recorder.changes(path):
+            with open(path, "rb") as handle:
+                return recorder.compile(handle.read(), path)
+        return None
 
     def get_code(self, fullname):
-        path = os.path.realpath(self.get_filename(fullname))
-        if path in overlay or recorder.changes(path):
-            return recorder.compile(overlay[path] if path in overlay else self.get_data(path), path)
-        return true(self, fullname)
+        return seen(self.get_filename(fullname)) or true(self, fullname)
 
-    loader.get_code = get_code
+    def get_code_of_file(*arguments):
+        code, result = seen(os.fsdecode(arguments[-1])), true_of_file(*arguments)
+        if code is None:
+            return result
+        return (code, *result[1:]) if isinstance(result, tuple) else code  # the latter since Python 3.13
+
+    loader.get_code, runpy._get_code_from_file = get_code, get_code_of_file
     for path, data in overlay.items():
         try:
             text = importlib.util.decode_source(data)

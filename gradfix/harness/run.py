@@ -261,12 +261,12 @@ class Runs:
                 record = decode_record(handle.read())
         except OSError:
             why = f"it ended with code {end}" if not end.startswith("-") else f"signal {end[1:]}"
-            if end == "lost":
-                why = "it, or what ran beside it, killed the process that runs the scripts"
             record = Record(stopped="died", detail=why)
         except msgspec.DecodeError:
             record = Record(stopped="died", detail="it left no record that can be read")
-        if end == "time":
+        if end == "lost":  # its record, if any, may be cut off
+            record = Record(stopped="died", detail="it, or what ran beside it, killed the process that runs the scripts")
+        elif end == "time":
             record = Record(stopped="time", detail=f"it ran longer than {job.timeout:g} s")
         elif end == "-9" and record.stopped == "died":
             record.stopped, record.detail = "memory", "it was killed, most likely for its memory"
