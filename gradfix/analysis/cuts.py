@@ -19,6 +19,7 @@ RULES = {
     "parameter": "parameter-in-forward", "checkpoint": "checkpoint-no-grad-input",
 }
 SOFT = ("detach", "data", "variable", "state_dict")  # a tensor that was only taken out: what is read from it next is the cut to name
+UNSEEN = "unseen"  # grad mode was off around code that can't be read: it matters only where no loss of the program trains what it holds
 MOST = 24  # cuts that one value remembers
 
 
@@ -164,7 +165,7 @@ class Cuts:
             term = Term()
             term.live, term.blind, term.hidden, term.held = live, blind, hidden, None
             term.path, term.span, term.statement, term.frame = module.path, module.span(node), module.span(stmt), self.st.frame
-            term.cuts = without_factors([(c, self.behind(c, memo)) for c in capped(cuts) if not self.cancels(c, nodes)], self.st.heap)
+            term.cuts = without_factors([(c, self.behind(c, memo)) for c in sorted(capped(cuts), key=place_of) if not self.cancels(c, nodes)], self.st.heap)
             term.alone = len(parts) == 1
             fed = {m for m, a in self.fed if a in nodes and m is not None and m in self.callees}
             term.shared = frozenset(i for c, _ in term.cuts for i in [c] if self.shares_model(c.source, whole | fed))
@@ -218,6 +219,8 @@ class Cuts:
             for cut, behind in term.cuts:
                 if not term.alone and (obj := self.st.heap.get(cut.source)) is not None and obj.flat is cut:
                     continue  # `x.floor() + f(x)`: a step that others smooth
+                if cut.op == UNSEEN:
+                    continue
                 if known:
                     lost = behind & held
                     if lost and not term.blind and not term.live & held:
@@ -344,7 +347,12 @@ def without_factors(cuts, heap):
 
 
 def capped(cuts):
-    return frozenset(cuts) if len(cuts) <= MOST else frozenset(sorted(cuts, key=lambda c: (c.path, c.span.row, c.span.col))[:MOST])
+    return frozenset(cuts) if len(cuts) <= MOST else frozenset(sorted(cuts, key=place_of)[:MOST])
+
+
+def place_of(cut):
+    """An order that is the same in every run: that of a set is not."""
+    return cut.path, cut.span.row, cut.span.col, cut.kind, cut.source
 
 
 def compared(node):

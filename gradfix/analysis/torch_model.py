@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 
 from gradfix.analysis import operations
-from gradfix.analysis.cuts import SOFT, Cuts, capped
+from gradfix.analysis.cuts import SOFT, UNSEEN, Cuts, capped
 from gradfix.analysis.training import Training, is_tensor_method
 from gradfix.analysis.values import (
     PLAIN, UNKNOWN, Bound, Class, Const, Cut, External, Function, ModuleValue, Multi, Number, Obj, Ref, join_values, values_of,
@@ -665,7 +665,7 @@ class TorchModel(Cuts, Training):
         result = self.new("opaque", origin="result", ins=tuple(ins), node=node, mode=self.st.mode, callee=receiver.oid if receiver is not None else None)
         if self.st.mode is False and any(isinstance(p, Ref) and self.obj(p).kind in ("tensor", "opaque") for p in parts):
             source = self.new("opaque", origin="result", ins=tuple(ins), node=node)
-            self.st.heap[result.oid].dead = frozenset({self.cut(node, "no-grad", source.oid)})
+            self.st.heap[result.oid].dead = frozenset({self.cut(node, "no-grad", source.oid, UNSEEN)})
         return result
 
     def may_train(self, ref):
@@ -1804,6 +1804,10 @@ class TorchModel(Cuts, Training):
         own = own or owner is not None and fn.name == "step" and self.is_optimizer(owner)
         return own and "no_grad" not in around and "inference_mode" not in around
 
+    def constructing(self):
+        """Does a constructor run?  What other functions do to a module they may be asked to do under `no_grad`."""
+        return any(fn.name == "__init__" for _, _, _, fn, _ in self.calls)
+
     def is_optimizer(self, cls, depth=0):
         """Does the class extend an optimizer of torch?  What its methods are given in `param_groups` are leaves that train."""
         bases = [self.force(b) for b in cls.bases]
@@ -1822,7 +1826,7 @@ class TorchModel(Cuts, Training):
         bad = self.st.mode is True and base.alive is not None
         reaches = any(isinstance(p, Ref) and self.obj(p) is not None and self.obj(p).kind == "tensor" and self.obj(p).rg for p in self.operands([value]))
         certain = base.leaf is True and base.rg is True and base.kind == "tensor"
-        if bad and not certain and not self.concrete and not self.updates_by_gradient(ref, value, stmt):
+        if bad and not self.concrete and (not certain or base.param and not self.constructing()) and not self.updates_by_gradient(ref, value, stmt):
             return
         self.fact("inplace-leaf-update", stmt if isinstance(stmt, ast.stmt) else node, bad, certain=certain, reaches=reaches,
                   loop=bool(self.loops))
