@@ -1792,6 +1792,10 @@ class TorchModel(Cuts, Training):
             node = self.statements[-1][1]
             self.rewritten(ref, obj, lambda old: self.operation(node, [old, value], "", linear=True))
 
+    def uses_own_gradient(self, ref, value, stmt):
+        values = self.flat([value]) + [self.find(n.id) for n in ast.walk(stmt) if isinstance(n, ast.Name)]
+        return ref.oid in self.grad_sources(values) or any(isinstance(n, ast.Attribute) and n.attr == "grad" for n in ast.walk(stmt))
+
     def updates_by_gradient(self, ref, value, stmt):
         """In a function that nobody is seen to call: does the statement use the parameter's own gradient, or is it the step of
         an optimizer, and does nothing around it speak of grad mode, which a caller may hold?"""
@@ -1799,8 +1803,7 @@ class TorchModel(Cuts, Training):
         fn = self.stack[0] if self.stack else None
         owner = self.calls[0][3].owner if self.calls else None
         around = module.source(owner.node if owner is not None else fn) if fn is not None else module.text
-        values = self.flat([value]) + [self.find(n.id) for n in ast.walk(stmt) if isinstance(n, ast.Name)]
-        own = ref.oid in self.grad_sources(values) or any(isinstance(n, ast.Attribute) and n.attr == "grad" for n in ast.walk(stmt))
+        own = self.uses_own_gradient(ref, value, stmt)
         own = own or owner is not None and fn.name == "step" and self.is_optimizer(owner)
         return own and "no_grad" not in around and "inference_mode" not in around
 
@@ -1826,7 +1829,8 @@ class TorchModel(Cuts, Training):
         bad = self.st.mode is True and base.alive is not None
         reaches = any(isinstance(p, Ref) and self.obj(p) is not None and self.obj(p).kind == "tensor" and self.obj(p).rg for p in self.operands([value]))
         certain = base.leaf is True and base.rg is True and base.kind == "tensor"
-        if bad and not self.concrete and (not certain or base.param and not self.constructing()) and not self.updates_by_gradient(ref, value, stmt):
+        sure = certain and (not base.param or self.constructing() or self.uses_own_gradient(ref, value, stmt))
+        if bad and not self.concrete and not sure and not self.updates_by_gradient(ref, value, stmt):
             return
         self.fact("inplace-leaf-update", stmt if isinstance(stmt, ast.stmt) else node, bad, certain=certain, reaches=reaches,
                   loop=bool(self.loops))
