@@ -85,27 +85,44 @@ def bindings(body):
                 inner.update(bindings(handler.body))
             inner.update(bindings(s.body))
             out.update({name: found for name, found in inner.items() if name not in out})
-    for name, found in out.items():
-        if isinstance(found[0], (ast.Assign, ast.AnnAssign)) and isinstance(found[0].value, (ast.Dict, ast.List, ast.Call)):
-            out[name] = [*found, *(s for s in body if enters(s, name, out))][:MOST_ENTRIES]
+    for name, more in entries(body, out).items():
+        out[name] = [*out[name], *more[:MOST_ENTRIES]]
     return out
 
 
 MOST_ENTRIES = 40  # statements that fill one registry
 
 
-def enters(s, name, bound):
-    """Does a statement of the top level put something into the container: `R["a"] = A`, `R.update(…)`, `@register("a")`?"""
-    if isinstance(s, ast.Assign):
-        return any(isinstance(t, ast.Subscript) and isinstance(t.value, ast.Name) and t.value.id == name for t in s.targets)
-    if isinstance(s, ast.Expr) and isinstance(s.value, ast.Call):
-        func = s.value.func
-        return isinstance(func, ast.Attribute) and isinstance(func.value, ast.Name) and func.value.id == name
-    if isinstance(s, ast.ClassDef):
-        called = [d.func if isinstance(d, ast.Call) else d for d in s.decorator_list]
-        makers = [bound[c.id][0] for c in called if isinstance(c, ast.Name) and c.id in bound]
-        return any(isinstance(m, ast.FunctionDef) and any(isinstance(n, ast.Name) and n.id == name for n in ast.walk(m)) for m in makers)
-    return False
+def entries(body, bound):
+    """{container: [the statements of the top level that put something into it]}: `R["a"] = A`, `R.update(…)`, `@register("a")`."""
+    out: dict[str, list] = {}
+    for s in body:
+        names = ()
+        if isinstance(s, ast.Assign):
+            names = [t.value.id for t in s.targets if isinstance(t, ast.Subscript) and isinstance(t.value, ast.Name)]
+        elif isinstance(s, ast.Expr) and isinstance(s.value, ast.Call) and isinstance(s.value.func, ast.Attribute):
+            names = [s.value.func.value.id] if isinstance(s.value.func.value, ast.Name) else ()
+        elif isinstance(s, ast.ClassDef):
+            called = [d.func if isinstance(d, ast.Call) else d for d in s.decorator_list]
+            names = [n for c in called if isinstance(c, ast.Name) and c.id in bound for n in filled(bound[c.id][0])]
+        for name in names:
+            if name in bound and isinstance(bound[name][0], (ast.Assign, ast.AnnAssign)):
+                out.setdefault(name, []).append(s)
+    return out
+
+
+def filled(function):
+    """The containers from outside that a function, or one in it, puts something into."""
+    if not isinstance(function, ast.FunctionDef):
+        return frozenset()
+    if not hasattr(function, "filled"):
+        nodes = list(ast.walk(function))
+        own = {n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)} | {n.arg for n in nodes if isinstance(n, ast.arg)}
+        stored = {n.value.id for n in nodes if isinstance(n, ast.Subscript) and isinstance(n.ctx, ast.Store) and isinstance(n.value, ast.Name)}
+        called = {n.func.value.id for n in nodes if isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute) and isinstance(n.func.value, ast.Name)
+                  and n.func.attr in ("append", "update", "setdefault", "add")}
+        function.filled = frozenset((stored | called) - own)
+    return function.filled
 
 
 class State:
@@ -516,7 +533,8 @@ class Interpreter(tm.TorchModel):
         """What a decorator of the program makes of the class (`@register("mlp")`): mostly the class itself, entered somewhere."""
         for decorator in reversed(decorators):
             function = decorator.func if isinstance(decorator, ast.Call) else decorator
-            if isinstance(function, ast.Name) and isinstance(self.lookup(function.id), Function):
+            maker = self.lookup(function.id) if isinstance(function, ast.Name) else None
+            if isinstance(maker, Function) and filled(maker.node):  # others, such as those that write documentation, cost time only
                 value = self.eval(decorator)
                 made = self.call(value, [cls], {}, decorator, False) if isinstance(value, Function) else cls
                 cls = made if isinstance(made, Class) else cls
