@@ -1511,6 +1511,8 @@ class TorchModel(Cuts, Training):
             self.freeze(ref, node)
         else:
             self.update(ref, rg=flag or None, frozen=None)
+            if flag and ref.oid in self.derived:
+                self.derived[ref.oid]["flagged"] = True  # the new tensor is made a leaf, if only in the next turn
         if obj.conversion not in (None, "clone") and obj.ins and (source := self.obj(Ref(obj.ins[0]))) is not None and source.rg is not flag:
             self.update(Ref(obj.ins[0]), rg=None)
         self.forget_aliases(ref)
@@ -2526,7 +2528,7 @@ class TorchModel(Cuts, Training):
                 isinstance(n, ast.Name) and n.id == r["target"].id for n in ast.walk(r["loop"].target))
             old = heap.get(r["old"])
             unmoved = old is not None and old.param and not isinstance(r["target"], ast.Name)  # the module keeps the old value
-            releafed = new is not None and (new.leaf and new.rg or self.lost_at_once(new))
+            releafed = new is not None and (new.leaf and new.rg or self.lost_at_once(new)) or r.get("flagged")
             if releafed and not r.get("confirmed"):
                 bad = False
             else:

@@ -228,6 +228,8 @@ class Training:
                 continue
             if any(v.oid in {m.oid for m in self.submodules(ref)} for v in values):
                 continue  # registered after all
+            if what == "tensor" and cls is not None and bound_by_hand(cls.node, target):
+                continue
             self.fact("unregistered-parameter", stmt, True, module=module, stmt=stmt, target=module.source(target), form=what, container=kind, keys=keys)
 
     def given_out(self, obj):
@@ -387,6 +389,12 @@ class Training:
                 continue
             self.fact("requires-grad-on-module", stmt, True, module=module, stmt=stmt, target=module.source(target.value), flag=flag,
                       value=module.source(stmt.value) if isinstance(stmt, ast.Assign) else None)
+
+
+def bound_by_hand(cls, target):
+    """Does a method other than the constructor bind the attribute, which it could not if it were a parameter?"""
+    return any(isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Store) and ast.unparse(n) == ast.unparse(target)
+               for fn in cls.body if isinstance(fn, ast.FunctionDef) and fn.name != "__init__" for n in ast.walk(fn))
 
 
 def attributes_of_self(value):
