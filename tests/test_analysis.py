@@ -59,3 +59,18 @@ def test_the_step_of_an_optimizer_that_nothing_here_runs(tmp_path, decorator, ro
                     p.add_(state["velocity"], alpha=-group["lr"])
     """
     assert bad(tmp_path, "inplace-leaf-update", program) == rows
+
+
+def test_a_sequential_that_holds_itself_costs_nothing_else(tmp_path):
+    program = """\
+    import torch
+    from torch import nn
+    net = nn.Sequential(nn.Linear(1, 1), nn.ReLU())
+    setattr(net, "1", net)
+    net(torch.ones(1)).sum().backward()
+    x = torch.ones(1, requires_grad=True)
+    y = x * 2
+    y.backward()
+    print(y.grad.norm())
+    """
+    assert bad(tmp_path, "retain-grad", program) == [9]

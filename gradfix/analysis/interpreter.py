@@ -274,6 +274,7 @@ class Interpreter(tm.TorchModel):
         self.tested: set = set()
         self.modules: set = set()
         self.fed: set = set()
+        self.running: set[int] = set()  # Sequentials whose forward runs
         self.started: dict[int, int] = {}  # of each statement, the first object that its last run could make
         self.bent: dict = {}  # (path, span, kind) of a cut -> the places that keep what was cut from being a tensor
         self.proven: list = []  # objects of which a gradient was used without a test

@@ -754,8 +754,14 @@ class TorchModel(Cuts, Training):
             return self.unknown_result(node, args, kwargs, ref)
         if obj.origin == "Sequential":
             value = args[0] if args else UNKNOWN
-            for item in obj.items.values() if isinstance(obj.items, dict) else obj.items:
-                value = self.call(item, [value], {}, node, False)
+            if ref.oid in self.running:  # it holds itself
+                return self.unknown_result(node, args, kwargs, ref)
+            self.running.add(ref.oid)
+            try:
+                for item in obj.items.values() if isinstance(obj.items, dict) else obj.items:
+                    value = self.call(item, [value], {}, node, False)
+            finally:
+                self.running.discard(ref.oid)
             return value
         for a, n in zip(args, node.args):
             self.use_grad(a, n)
