@@ -42,7 +42,7 @@ References
 import ast
 
 from gradfix.codemod import Codemod
-from gradfix.findings import Applicability, Fix, InsertAfter, RemoveArgument, ReplaceExpression, Severity, Verdict
+from gradfix.findings import Applicability, Fix, RemoveArgument, ReplaceExpression, Severity, Verdict
 
 codemod = Codemod(__name__, code="GF102", promises=(Verdict.GAINED, Verdict.REPAIRED))
 

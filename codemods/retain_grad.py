@@ -58,7 +58,7 @@ codemod = Codemod(__name__, code="GF101", promises=(Verdict.GAINED,), options={"
 def check(facts):
     seen = set()
     for fact, contexts in facts.bad("retain-grad"):
-        holder, (path, span, statement) = fact.info["holder"], fact.info["backward"]
+        holder, (_, span, _) = fact.info["holder"], fact.info["backward"]
         caller = fact.info.get("caller")
         if caller is not None and any(not f.bad for f in contexts):
             # The helper is right for other callers: the argument is what is wrong.

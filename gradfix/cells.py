@@ -14,7 +14,7 @@ import difflib
 import keyword
 import re
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 

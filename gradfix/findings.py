@@ -6,7 +6,7 @@ This is the lowest floor of the package: it imports nothing of ours.
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 
 class Severity(str, enum.Enum):

@@ -15,7 +15,7 @@ from gradfix.analysis import torch_model as tm
 from gradfix.analysis.facts import Fact
 from gradfix.analysis.modules import LEGACY, holds_root, root_rows
 from gradfix.analysis.values import (
-    PLAIN, UNKNOWN, Bound, Class, Const, Cut, External, Function, Heap, Imported, ModuleValue, Multi, Number, Obj, Ref, join_values,
+    PLAIN, UNKNOWN, Bound, Class, Const, External, Function, Heap, Imported, ModuleValue, Multi, Number, Obj, Ref, join_values,
     values_of,
 )
 from gradfix.findings import Problem
@@ -1129,7 +1129,6 @@ class Interpreter(tm.TorchModel):
         a = self.eval(node.body)
         after = self.st
         self.st = before
-        known = dict(before.known)
         self.assume(node.test, False)
         b = self.eval(node.orelse)
         self.st = join_states(after, self.st)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import ast
 
 from gradfix.analysis import operations
+from gradfix.analysis.classes import CONTAINERS, Classes
 from gradfix.analysis.cuts import SOFT, UNSEEN, Cuts, capped
+from gradfix.analysis.distributions import Distributions
 from gradfix.analysis.training import Training, is_tensor_method
 from gradfix.analysis.values import (
-    PLAIN, UNKNOWN, Bound, Class, Const, Cut, External, Function, ModuleValue, Multi, Number, Obj, Ref, join_values, values_of,
+    PLAIN, UNKNOWN, Bound, Class, Const, External, Function, ModuleValue, Multi, Number, Obj, Ref, join_values, values_of,
 )
 
 # Methods of strings that choose parameters by their names.
@@ -46,7 +48,6 @@ NO_PARAMETERS = {
     "MaxPool1d", "AvgPool1d", "AdaptiveAvgPool1d", "Dropout2d", "PixelShuffle", "CosineSimilarity", "Softmax2d", "LogSigmoid",
     "ReLU6", "Mish", "Hardswish", "GaussianNLLLoss", "PoissonNLLLoss", "CosineEmbeddingLoss", "TripletMarginLoss", "CTCLoss",
 }
-CONTAINERS = {"Sequential", "ModuleList", "ModuleDict", "ParameterList", "ParameterDict"}
 BIASED = {"Linear": 2, "Conv1d": 3, "Conv2d": 3, "Conv3d": 3, "ConvTranspose1d": 3, "ConvTranspose2d": 3, "LayerNorm": 1,
           "BatchNorm1d": 1, "BatchNorm2d": 1, "BatchNorm3d": 1, "GroupNorm": 1, "Bilinear": 3, "InstanceNorm2d": 1}
 WEIGHTED = {name for name in BIASED if "Norm" not in name} | {"Embedding"}  # each has a parameter `weight`
@@ -77,7 +78,7 @@ def _distance(a, b):
     return row[-1]
 
 
-class TorchModel(Cuts, Training):
+class TorchModel(Classes, Cuts, Distributions, Training):
     # ------------------------------------------------------------- tensors
     def tensor(self, node, ins=(), rg=None, leaf=None, **kw):
         kw.setdefault("grad", "none" if leaf or leaf is False else "unknown")
@@ -684,34 +685,6 @@ class TorchModel(Cuts, Training):
                 return self.call_method(Bound(Ref(owner), origin[1], node), args, kwargs, node, False)
         return self.unknown_result(node, args, kwargs, f)
 
-    def layer_class(self, cls, depth=0):
-        """The layer of torch.nn that a class extends (`class QLinear(nn.Linear)`), or None."""
-        for base in map(self.force, cls.bases):
-            if isinstance(base, External) and base.name.startswith("torch.nn."):
-                last = base.name.rsplit(".", 1)[-1]
-                return last if last != "Module" and last not in CONTAINERS else None
-            if isinstance(base, Class) and depth < 8 and (found := self.layer_class(base, depth + 1)):
-                return found
-        return None
-
-    def inherit_layer(self, ref, layer, args, kwargs, node):
-        """The parameters that the constructor of the layer gives its subclass, too."""
-        made = self.obj(self.build_module(layer, args, kwargs, node))
-        obj = self.st.heap[ref.oid]
-        obj.attrs.update(made.attrs)
-        obj.open = made.open
-
-    def field_names(self, value):
-        """Of `namedtuple("Out", "a b")` or a list of names or of (name, type)."""
-        if isinstance(value, Const) and isinstance(value.value, str):
-            return tuple(value.value.replace(",", " ").split())
-        names = [self.obj(v).items[0] if self.obj(v) is not None and self.obj(v).items else v for v in self.obj(value).items] if self.obj(value) is not None else []
-        return tuple(n.value if isinstance(n, Const) else "" for n in names)
-
-    def named_tuple(self, names, args, kwargs, open_args):
-        values = [*args, *(kwargs.get(n, UNKNOWN) for n in names[len(args):])]
-        return self.new("tuple", items=tuple(values), attrs=dict(zip(names, values)), open=open_args)
-
     def instantiate(self, cls, args, kwargs, node, open_args):
         module = self.is_module_class(cls)
         fields = cls.attrs.get("__fields__")
@@ -939,28 +912,6 @@ class TorchModel(Cuts, Training):
             return UNKNOWN
         return self.unknown_result(node, args, kwargs)
 
-    # -------------------------------------------------------- distributions
-    def distribution(self, node, name, given, open_args):
-        """`Normal(mean, std)`, `kl_divergence(p, q)`: what depends on their parameters, or on those of what they are made of."""
-        ins = tuple(dict.fromkeys(i for p in self.operands(given) if isinstance(p, Ref)
-                                  for i in (self.obj(p).ins if self.obj(p).origin == "distribution" else (p.oid,))))
-        partial = open_args or UNKNOWN in self.flat(given)
-        if name[:1].isupper():
-            return self.new("opaque", origin="distribution", ins=ins, node=node, partial=partial)
-        return self.operation(node, list(map(Ref, ins)), partial=partial)
-
-    def distribution_method(self, ref, obj, name, args, kwargs, node):
-        """`sample()` draws with grad mode off, whatever the parameters are."""
-        if name == "expand":
-            return ref
-        if name not in ("sample", "sample_n", "rsample", "log_prob", "entropy", "cdf", "icdf", "perplexity"):
-            return self.unknown_result(node, args, kwargs, ref)
-        drawn = name in ("sample", "sample_n", "rsample")
-        value = self.operation(node, [*map(Ref, obj.ins), *(() if drawn else (*args, *kwargs.values()))], partial=obj.partial)
-        if name.startswith("sample"):
-            return self.tensor(node, (), rg=False, leaf=True, dead=self.leaving(node, [value], "op", "sample"), computed=True)
-        return value
-
     def leave(self):
         from gradfix.analysis.interpreter import Unreachable
 
@@ -1089,7 +1040,6 @@ class TorchModel(Cuts, Training):
                 for item in items:
                     for v in values_of(item):
                         frame_vars = self.st.frame.vars
-                        saved = frame_vars.get("__it")
                         frame_vars[node.args[0].args.args[0].arg] = v
                         self.assume(node.args[0].body, True)
                         frame_vars.pop(node.args[0].args.args[0].arg, None)
@@ -1170,22 +1120,6 @@ class TorchModel(Cuts, Training):
             return Const(False) if obj.kind in ("instance", "optimizer") else UNKNOWN
         return Const(bool(names & kinds[obj.kind]))
 
-    def instance_of(self, value, classes):
-        """Is the module an instance of one of the classes?  None where that can't be seen."""
-        obj = self.obj(value)
-        if obj is None or obj.kind != "module":
-            return None
-        said = [self.extends(obj.cls, c) if obj.cls is not None else isinstance(c, External) and is_kind(obj.origin, c.name) for c in classes]
-        return True if True in said else None if None in said else False
-
-    def extends(self, cls, wanted, depth=0):
-        if cls == wanted:
-            return True
-        said = [self.extends(b, wanted, depth + 1) if isinstance(b, Class) and depth < 8 else
-                isinstance(wanted, External) and is_kind(b.name.rsplit(".", 1)[-1], wanted.name) if isinstance(b, External) and b.name.startswith("torch.nn") else None
-                for b in map(self.force, cls.bases)]
-        return True if True in said else None if None in said else False
-
     # ------------------------------------------------------------- methods
     def call_method(self, bound, args, kwargs, node, open_args):
         receiver, name = bound.receiver, bound.name
@@ -1231,7 +1165,6 @@ class TorchModel(Cuts, Training):
         if obj.kind == "opaque" and not is_tensor_method(name) and name not in ("requires_grad_", "retain_grad", "backward", "register_hook"):
             self.called_methods.add(receiver.oid)
         if name == "backward" and obj.kind in ("tensor", "opaque"):
-            looks_engine = obj.kind == "opaque" and args and self.obj(args[0]) is not None and obj.origin != "result"
             if args and obj.kind == "opaque" and self.obj(args[0]) is not None and self.obj(args[0]).kind in ("tensor", "opaque") and not self.obj(receiver).ins:
                 return self.backward(node, args[0], kwargs)
             return self.backward(node, receiver, kwargs)
@@ -1819,11 +1752,6 @@ class TorchModel(Cuts, Training):
         """Does a constructor run?  What other functions do to a module they may be asked to do under `no_grad`."""
         return any(fn.name == "__init__" for _, _, _, fn, _ in self.calls)
 
-    def is_optimizer(self, cls, depth=0):
-        """Does the class extend an optimizer of torch?  What its methods are given in `param_groups` are leaves that train."""
-        bases = [self.force(b) for b in cls.bases]
-        return any(isinstance(b, External) and b.name.startswith("torch.optim") or isinstance(b, Class) and depth < 8 and self.is_optimizer(b, depth + 1) for b in bases)
-
     def inplace_update(self, node, ref, value, stmt):
         """In-place change of a leaf that requires grad, or of a view of one: raises while grad mode is on."""
         obj = self.obj(ref)
@@ -1895,7 +1823,6 @@ class TorchModel(Cuts, Training):
                 if o is not None and o.kind in ("tensor", "opaque"):
                     if to_none == Const(False):
                         continue
-                    was = o.grad if o.kind == "tensor" else "unknown"
                     if o.grad in ("set", "maybe"):
                         self.update(p, grad="cleared" if o.grad == "set" else "maybe", cleared=cleared)
                     elif o.kind == "tensor" and o.grad != "none":
@@ -2434,14 +2361,6 @@ class TorchModel(Cuts, Training):
         cls = self.st.frame.owner
         return obj.kind == "opaque" and isinstance(cls, Class) and self.fills_gradients(cls)
 
-    def fills_gradients(self, cls, depth=0):
-        """Does a method of the class, or of a base of it, give parameters their `.grad`?"""
-        if not hasattr(cls.node, "fills_gradients"):
-            cls.node.fills_gradients = any(
-                isinstance(t, ast.Attribute) and t.attr in ("grad", "_grad") and not (isinstance(n.value, ast.Constant) and n.value.value is None)
-                for n in ast.walk(cls.node) if isinstance(n, ast.Assign) for t in n.targets)
-        return cls.node.fills_gradients or depth < 8 and any(isinstance(b, Class) and self.fills_gradients(b, depth + 1) for b in map(self.force, cls.bases))
-
     def lost_at_once(self, obj):
         """`x.requires_grad_() * 0.1`: told to require grad, and lost in the same statement?"""
         leaf = self.st.heap.get(obj.lost) if self.st is not None else None
@@ -2564,7 +2483,6 @@ class TorchModel(Cuts, Training):
 
     def run_root(self, fn, owner, top):
         """A function that nothing in sight calls, with unknown arguments; a method on an instance built if it can be."""
-        from gradfix.analysis.interpreter import Frame
 
         module = self.st.frame.module
         cls = self.force(top.vars.get(owner.name)) if owner is not None else None
@@ -2605,14 +2523,6 @@ def dict_key(index):
     if isinstance(index, Multi) and all(isinstance(v, Ref) for v in index.values):
         return "*" + ",".join(str(v.oid) for v in index.values)
     return f"*{index.oid}" if isinstance(index, Ref) else None
-
-
-def is_kind(origin, name):
-    """Is a class of torch.nn another, or a base of it?  None for those that bases are made of (`_BatchNorm`)."""
-    package, _, last = name.rpartition(".")
-    if not package.startswith("torch.nn") or not isinstance(origin, str) or last.startswith("_") or last.endswith("Base"):
-        return None
-    return last in (origin, "Module")
 
 
 def argument(call, index, name):

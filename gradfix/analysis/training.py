@@ -9,7 +9,7 @@ import ast
 import re
 
 from gradfix.analysis import operations
-from gradfix.analysis.values import UNKNOWN, Class, Const, Function, Number, Ref, join_values, values_of
+from gradfix.analysis.values import Class, Const, Function, Number, Ref, join_values, values_of
 
 LOSS_CLASS = re.compile(r"loss|criterion|objective", re.I)
 FRAMEWORK_LOSSES = ("training_step", "compute_loss")
