@@ -1,6 +1,7 @@
 """Properties of the real rules on fixtures that were reformatted or damaged at random."""
 
 import ast
+import os
 import re
 import tokenize
 from collections import Counter
@@ -11,6 +12,7 @@ from fixture_support import FIXTURES, SHOWCASE, apply, check
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+MORE = int(os.environ.get("GRADFIX_EXAMPLES", "1"))  # times as many, to look further than the suite does
 SOURCES = {p: p.read_text(encoding="utf-8") for p in [*FIXTURES, SHOWCASE]}
 
 
@@ -27,7 +29,7 @@ MARK = "# m\u00e4rk"  # of the comments that are put in here
 
 
 def examples(count):
-    return settings(max_examples=count, deadline=None, suppress_health_check=list(HealthCheck))
+    return settings(max_examples=count * MORE, deadline=None, suppress_health_check=list(HealthCheck))
 
 
 def tree(source):
@@ -100,7 +102,17 @@ def spaced(data):
 @examples(120)
 @given(reformatted())
 def test_layout_is_kept(case):
-    path, before = case
+    layout_is_kept(*case)
+
+
+@pytest.mark.parametrize("path", MISTAKES, ids=lambda p: f"{p.parent.name}/{p.stem}")
+def test_carriage_returns_and_tabs_are_kept(path):
+    text = re.sub(r"^( {4})+", lambda m: "\t" * (len(m[0]) // 4), SOURCES[path], flags=re.M)
+    text = text if parses(text) and tree(text) == tree(SOURCES[path]) else SOURCES[path]
+    layout_is_kept(path, text.replace("\n", "\r\n").encode("utf-8-sig"))
+
+
+def layout_is_kept(path, before):
     original = SOURCES[path].encode()
     normal, wanted = apply(original)
     after, applied = apply(before)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ast
 import collections
+import dataclasses
 import io
+import re
 import tokenize
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
@@ -169,7 +171,7 @@ def _transform(module: cst.Module, locator: Locator, edits: list[Edit]) -> cst.M
     by_statement: dict[cst.CSTNode, list] = {}
     lifted: dict[Lift, cst.CSTNode] = {}
     imports, renamed, dropped = [], [], []
-    for edit in edits:
+    for edit in (_with_newlines(edit, module.default_newline) for edit in edits):
         if isinstance(edit, EnsureImport):
             imports.append(edit.module)
         elif isinstance(edit, RenameImport):
@@ -215,6 +217,12 @@ def _transform(module: cst.Module, locator: Locator, edits: list[Edit]) -> cst.M
     return import_edits.tidy(result, renamed, dropped)
 
 
+def _with_newlines(edit: Edit, newline: str) -> Edit:
+    """New code holds lines of our own beside lines of the file: all of them end as the file's lines do."""
+    code = getattr(edit, "code", None)
+    return dataclasses.replace(edit, code=re.sub("\r?\n", newline, code)) if code and "\n" in code else edit
+
+
 class Apply(cst.CSTTransformer):
     def __init__(self, locator, by_node, by_statement, module, lifted):
         super().__init__()
@@ -239,7 +247,7 @@ class Apply(cst.CSTTransformer):
         return node in self.on_the_way
 
     def parse(self, code: str) -> list:
-        parsed = cst.parse_module(code + "\n", config=cst.PartialParserConfig(default_newline=self.module.default_newline,
+        parsed = cst.parse_module(code + self.module.default_newline, config=cst.PartialParserConfig(default_newline=self.module.default_newline,
                                                                                 default_indent=self.module.default_indent))
         return list(parsed.body)
 
