@@ -77,7 +77,11 @@ def why(text: str, error: SyntaxError) -> str | None:
     if found is not None:
         return f"Python 2 code ({found}): convert it to Python 3 first, for instance with 2to3 or python-modernize, then run gradfix again"
     if any(r == row for r, _ in async_arguments(text)):
-        if (later := _next_error(with_async_renamed(text))) is not None and (rest := why(text, later)) is not None:
+        renamed = with_async_renamed(text)
+        later = _next_error(renamed)
+        if later is not None and (later.msg, later.lineno) == (error.msg, error.lineno):
+            return None  # the `async` of that row is not what the error is about
+        if later is not None and (rest := why(renamed, later)) is not None:
             return rest.replace(":", f" in row {later.lineno}:", 1)
         return "`async` is a keyword since Python 3.7: `gradfix apply --select GF906` makes it `non_blocking`, then run gradfix again"
     if re.search(r"\basync\b(?!\s+(?:def|for|with)\b)", line):

@@ -81,6 +81,7 @@ def test_an_import_that_another_file_takes_stays(name, tmp_path, monkeypatch):
 PYTHON_2 = {
     "both": ("x = x.cuda(async=True)\nprint 'a', x\n", "Python 2 code (a print statement) in row 2: convert it"),
     "only async": ("x = x.cuda(async=True)\nprint('a', x)\n", "`async` is a keyword since Python 3.7: `gradfix apply --select GF906`"),
+    "async, and badly indented": ("x = 1\n    x = x.cuda(async=True)\n", None),
     "async, and broken": ("x = x.cuda(async=True)\nx = = 1\n", "`async` is a keyword since Python 3.7: `gradfix apply --select GF906`"),
 }
 
@@ -94,4 +95,5 @@ def test_what_is_said_of_a_file_that_needs_more_than_async(name):
     text, start = PYTHON_2[name]
     with pytest.raises(SyntaxError) as raised:
         ast.parse(text)
-    assert why(text, raised.value).startswith(start)
+    said = why(text, raised.value)
+    assert said is start is None or said.startswith(start)

@@ -851,6 +851,10 @@ class TorchModel(Classes, Cuts, Distributions, Training):
                 return self.build_module(last, args, kwargs, node)
             if name.startswith("torch.nn.init") or name.startswith("torch.nn.utils"):
                 return args[0] if args and name.startswith("torch.nn.init") else UNKNOWN
+            if name.startswith(("torch.func.", "torch._functorch.")) or name == "torch.vmap":
+                # Transforms make functions of functions, whose results have the shape of the arguments: tensors, dicts, tuples.
+                ins = [p.oid for p in self.operands([*args, *kwargs.values()]) if isinstance(p, Ref)]
+                return self.new("opaque", origin="result", ins=tuple(ins), node=node, mode=self.st.mode)
             table = operations.lookup(last)
             if name.count(".") == 1 and (last in FACTORIES or table is not None and table.factory):
                 if last.endswith("_like") and args:

@@ -426,9 +426,9 @@ class Apply(cst.CSTTransformer):
         if isinstance(key, cst.BaseSmallStatement):
             line = self.locator.parents[key]
             if isinstance(line, cst.SimpleStatementLine) and len(line.body) == 1:
-                return line.with_changes(leading_lines=())
+                return only_comments(line)
             return cst.SimpleStatementLine([key.with_changes(semicolon=cst.MaybeSentinel.DEFAULT)])
-        return key.with_changes(leading_lines=())
+        return only_comments(key)
 
     # ----------------------------------------------------------- expressions
     def apply(self, edit, original, updated):
@@ -519,6 +519,12 @@ def on_its_own(node):
     except cst.ParserSyntaxError:
         return False
     return True
+
+
+def only_comments(statement):
+    """The statement without the blank lines above it."""
+    lines = [line.with_changes(indent=True) for line in statement.leading_lines if line.comment is not None]
+    return statement.with_changes(leading_lines=lines)
 
 
 def split_blank(lines):
