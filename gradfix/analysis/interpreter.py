@@ -282,6 +282,8 @@ class Interpreter(tm.TorchModel):
         self.viewed: dict = {}  # base's oid -> the views made of it
         self.hidden: dict = {}  # module's oid -> what stands for those of its parameters that we can't see
         self.hooks = False
+        self.forward_hooks: list = []  # (part of a model that we can't see, function)
+        self.fired: set[int] = set()  # the parts whose hooks were called
         self.filled_at = -1  # the step at which the program last wrote a `.grad` itself
         self.workarounds: list = []
         self.calls: list = []

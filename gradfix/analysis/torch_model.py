@@ -683,7 +683,24 @@ class TorchModel(Classes, Cuts, Distributions, Training):
             owner = origin[2]
             if owner in self.st.heap:
                 return self.call_method(Bound(Ref(owner), origin[1], node), args, kwargs, node, False)
-        return self.unknown_result(node, args, kwargs, f)
+        outputs = self.run_forward_hooks(f, args, kwargs, node)
+        return self.unknown_result(node, [*args, *outputs], kwargs, f)
+
+    def can_be_followed(self, f):
+        obj = self.obj(f)
+        return isinstance(f, Function) or isinstance(f, Bound) and f.function is not None or obj is not None and (
+            obj.kind == "instance" and obj.cls is not None and isinstance(self.class_attribute(obj.cls, "__call__"), Function))
+
+    def run_forward_hooks(self, model, args, kwargs, node):
+        """The outputs of those parts of a model out of sight that have forward hooks: each hook is called with one."""
+        outputs = []
+        for part, hook in self.forward_hooks:
+            if part.oid in self.st.heap and model.oid in self.below(part.oid):
+                output = self.unknown_result(node, args, kwargs, model)
+                self.call(hook, [part, self.new("opaque", origin="hooked"), output], {}, node, False)
+                self.fired.add(part.oid)
+                outputs.append(output)
+        return outputs
 
     def instantiate(self, cls, args, kwargs, node, open_args):
         module = self.is_module_class(cls)
@@ -1374,6 +1391,9 @@ class TorchModel(Classes, Cuts, Distributions, Training):
             if name == "register_forward_hook" and args and obj.kind == "module":
                 before = self.obj(obj.attrs.get("*hooks"))
                 self.store_attribute(ref, "*hooks", self.new("list", items=(*(before.items if before is not None else ()), args[0])))
+            if name == "register_forward_hook" and args and obj.kind == "opaque" and self.can_be_followed(args[0]):
+                self.forward_hooks.append((ref, args[0]))
+                return UNKNOWN
             for m in self.submodules(ref):
                 if isinstance(m, Ref):
                     self.update(m, hooked=True)
@@ -2279,6 +2299,8 @@ class TorchModel(Classes, Cuts, Distributions, Training):
         """`.grad` of something that came out of a model, or that was fed to one, neither of which we can read."""
         if obj.retained is not False or obj.hooked or obj.param or self.hooks or obj.rg is False:
             return
+        if any(part.oid not in self.fired for part, _ in self.forward_hooks):
+            return  # of a model that we did not see run: it may retain what is read here
         module, _ = self.statements[-1]
         holder = module.source(node.value)
         last = self.st.backwards[-1]
