@@ -559,7 +559,9 @@ class TorchModel(Classes, Cuts, Distributions, Training):
         if obj is None:
             if isinstance(value, Number):
                 return value
-            return self.new("opaque", origin=("element", "unknown"), made_after=0) if not isinstance(value, Const) else UNKNOWN
+            # What another package holds was not made by this program, as what is lost may have been.
+            source = "result" if isinstance(value, External) else "unknown"
+            return self.new("opaque", origin=("element", source), made_after=0) if not isinstance(value, Const) else UNKNOWN
         if obj.kind == "parameters":
             return obj.items[0] if obj.items else self.new("opaque", origin="parameter", rg=None, leaf=True, param=True, ins=obj.ins, made_after=0)
         if obj.kind == "tensor":
@@ -1318,9 +1320,19 @@ class TorchModel(Classes, Cuts, Distributions, Training):
             if name == "keys":
                 return self.new("iter", items=tuple(Const(k) if not str(k).startswith("*") else UNKNOWN for k in obj.items), open=obj.open)
             if name in ("get", "pop", "setdefault") and args and isinstance(args[0], Const):
-                return obj.items.get(args[0].value, args[1] if len(args) > 1 else Const(None))
-            if name == "update" and args and self.obj(args[0]) is not None and self.obj(args[0]).kind == "dict":
-                self.update(ref, items={**obj.items, **self.obj(args[0]).items})
+                found = obj.items.get(args[0].value, args[1] if len(args) > 1 else Const(None))
+                if name == "setdefault" and args[0].value not in obj.items and not obj.open:
+                    self.update(ref, items={**obj.items, args[0].value: found})
+                return found
+            if name == "update":
+                other = self.obj(args[0]) if args else None
+                known = other is not None and other.kind == "dict"
+                self.update(ref, items={**obj.items, **(other.items if known else {}), **kwargs}, open=obj.open or bool(args) and (not known or other.open))
+                return Const(None)
+            if name == "clear":
+                self.update(ref, items={}, open=False)
+            if name == "copy":
+                return self.new("dict", items=obj.items, open=obj.open)
             return UNKNOWN
         if name in ("append", "add") and args:
             self.update(ref, items=obj.items + (args[0],) if len(obj.items) < 24 else obj.items, open=obj.open or any(not l[4] for l in self.loops))
@@ -1405,6 +1417,9 @@ class TorchModel(Classes, Cuts, Distributions, Training):
             return Const(None)
         if name in ("values", "items", "keys") and isinstance(obj.items, dict):
             return self.container_method(ref, Obj("dict", items=obj.items, open=obj.open), name, args, kwargs, node)
+        if name == "state_dict" and obj.kind == "module" and not args and not kwargs:
+            names = self.parameter_names(ref)
+            return self.new("dict", items={full: self.cut_tensor(Ref(oid), node, name) for oid, full in names.items()}, open=True)
         if obj.kind == "module" and name not in ("state_dict", "load_state_dict", "buffers", "named_buffers", "get_parameter", "get_submodule"):
             return self.unknown_result(node, args, kwargs, ref)
         return UNKNOWN
