@@ -53,6 +53,8 @@ from gradfix.findings import Severity
 codemod = Codemod(__name__, code="GF406", promises=(), fixable=False)
 INSTEAD = {"argmax": "take the loss of the scores, or a softmax over them", "argmin": "take the loss of the scores, or a softmax over them",
            "round": "add the difference detached: `x + (x.round() - x).detach()`", "floor_divide": "use `/`",
+           "normal": "write `mean + std * torch.randn_like(std)`",
+           "bernoulli": "add the difference detached (straight-through), or let the loss hold the `log_prob` of what was drawn",
            "sample": "draw with `rsample()`, or let the loss hold the `log_prob` of what was drawn"}
 
 

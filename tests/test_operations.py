@@ -92,16 +92,24 @@ def test_the_table_says_what_torch_does():
 
 
 def test_zero_gradients_are_zero():
-    x = torch.tensor([0.4, -1.6, 2.2], requires_grad=True)
-    names = [n for n in operations.names() if operations.lookup(n).zero_gradient and operations.lookup(n).method and not n.endswith("_")]
-    assert {"round", "floor", "ceil", "trunc", "sign"} <= set(names)
+    names = [n for n in operations.names() if operations.lookup(n).zero_gradient and operations.lookup(n).function and not n.endswith("_")]
+    assert {"round", "floor", "ceil", "trunc", "sign", "bernoulli", "poisson"} <= set(names)
     for name in names:
+        x = torch.tensor([0.4, 0.9, 0.1] if name in ("bernoulli", "poisson") else [0.4, -1.6, 2.2], requires_grad=True)
         try:
-            y = getattr(x, name)()
-        except TypeError:
+            y = getattr(torch, name)(x)
+        except (AttributeError, TypeError):
             continue
         (gradient,) = torch.autograd.grad(y.sum(), x, allow_unused=True)
         assert gradient is not None and not gradient.any(), name
+
+
+def test_what_is_drawn_around_a_mean_has_a_gradient_of_zero():
+    assert operations.lookup("normal").zero_gradient
+    mean, std = (torch.rand(3, requires_grad=True) for _ in range(2))
+    for draw in (torch.normal(mean, std), torch.normal(mean, 1.0), torch.normal(0.0, std)):
+        gradients = torch.autograd.grad(draw.sum(), (mean, std), allow_unused=True)
+        assert any(g is not None for g in gradients) and not any(g.any() for g in gradients if g is not None)
 
 
 def test_in_place_operations_change_their_tensor():

@@ -78,9 +78,10 @@ def describe(entry, table) -> dict | None:
         cut = "detach"
     elif formulas is None and not is_composite(entry) and not name.endswith("_copy"):
         cut = "raises"  # recorded, and backward says that there is no derivative
+    zero = all(re.fullmatch(r"zeros_like\(grad\)|grad\.new_zeros_symint\(.*\)|at::zeros.*|zeros.*", v) for v in real) if real else None
     return {
         "differentiable": not number and not factory and cut is None,
-        "zero": bool(real) and all(re.fullmatch(r"zeros_like\(grad\)|grad\.new_zeros_symint\(.*\)|at::zeros.*|zeros.*", v) for v in real),
+        "zero": False if zero is None and is_composite(entry) else zero,  # None: this overload has no derivative of its own
         "cut": cut,
         "inplace": inplace,
         "view": bool(re.match(r"Tensor\(a\)", returns)),
@@ -105,7 +106,7 @@ def generate() -> dict:
             continue
         known["variants"] |= variants
         known["differentiable"] |= facts["differentiable"]
-        known["zero"] &= facts["zero"]
+        known["zero"] = facts["zero"] if known["zero"] is None else known["zero"] and facts["zero"] is not False
         known["view"] |= facts["view"]
         known["factory"] |= facts["factory"]
         if known["cut"] != facts["cut"]:

@@ -26,7 +26,7 @@ MOST = 24  # cuts that one value remembers
 class Term:
     """An additive term of a loss: what it reaches by the recorded path, and the cuts below it with all that lies behind them."""
 
-    __slots__ = ("live", "blind", "cuts", "path", "span", "statement", "shared", "hidden", "alone", "held", "frame")
+    __slots__ = ("live", "blind", "cuts", "path", "span", "statement", "shared", "hidden", "alone", "held", "frame", "aside")
 
 
 class Cuts:
@@ -90,8 +90,8 @@ class Cuts:
         return nodes, terms, numbers
 
     def recorded(self, oid):
-        """({what the recorded path reaches with a derivative that is not zero everywhere}, blind, {cuts beside the path})"""
-        live, cuts, blind, work = set(), set(), False, [oid]
+        """({what the recorded path reaches with a derivative that is not zero everywhere}, blind, {cuts beside the path}, [leaves taken out])"""
+        live, cuts, blind, aside, work = set(), set(), False, [], [oid]
         while work:
             i = work.pop()
             obj = self.st.heap.get(i)
@@ -99,6 +99,8 @@ class Cuts:
                 continue
             if i == oid or not self.taken_out(obj):
                 cuts |= obj.dead
+            else:
+                aside.append(i)
             if obj.kind in ("tensor", "opaque") and (obj.rg is False or obj.dead):
                 if obj.rg is not False:  # a new leaf, made of what was not recorded
                     live.add(i)
@@ -117,7 +119,7 @@ class Cuts:
                     cuts |= self.st.heap[j].dead
             if obj.kind in ("module", "opaque"):
                 work.extend(p.oid for p in self.parameters_of(Ref(i))[0])
-        return live, blind, cuts
+        return live, blind, cuts, aside
 
     def taken_out(self, obj):
         """A leaf for its own sake (`y = x.detach().requires_grad_()`): what is computed from it is meant to end there."""
@@ -157,16 +159,17 @@ class Cuts:
         memo, terms = {}, []
         parts = [(self.recorded(oid), oid) for oid in term_ids]
         if numbers:
-            parts.append(((set(), False, numbers), None))
+            parts.append(((set(), False, numbers, []), None))
         roots = [self.obj(p) for v in self.flat([loss]) for p in values_of(v)]
         hidden = bool(roots) and all(o is not None and o.leaf is True and o.rg is True and o.dead for o in roots)
-        whole = set().union(*(live for (live, _, _), _ in parts)) if parts else set()
-        for (live, blind, cuts), oid in parts:
+        whole = set().union(*(live for (live, *_), _ in parts)) if parts else set()
+        for (live, blind, cuts, aside), oid in parts:
             term = Term()
             term.live, term.blind, term.hidden, term.held = live, blind, hidden, None
             term.path, term.span, term.statement, term.frame = module.path, module.span(node), module.span(stmt), self.st.frame
             term.cuts = without_factors([(c, self.behind(c, memo)) for c in sorted(capped(cuts), key=place_of) if not self.cancels(c, nodes)], self.st.heap)
             term.alone = len(parts) == 1
+            term.aside = [(i, c, self.behind(c, memo)) for i in aside for c in sorted(self.st.heap[i].dead, key=place_of)]
             fed = {m for m, a in self.fed if a in nodes and m is not None and m in self.callees}
             term.shared = frozenset(i for c, _ in term.cuts for i in [c] if self.shares_model(c.source, whole | fed))
             terms.append(term)
@@ -272,6 +275,9 @@ class Cuts:
                 # A loss that another optimizer's step follows need not train it.
                 if lost := {i for i in behind & wanted if term.held is None or i in term.held or i in read and i not in owned}:
                     self.cut_fact(cut, term, lost)
+            for leaf, cut, behind in term.aside:  # a leaf whose gradient nobody asks for, and which nobody moves
+                if leaf not in self.wanted and leaf not in owned and not self.st.heap[leaf].hooked and (lost := {i for i in behind & wanted if term.held is None or i in term.held}):
+                    self.cut_fact(cut, term, lost)
 
     def raising(self, loss, node, module):
         """Operations on the recorded path of a loss that have no derivative at all: backward raises."""
@@ -279,7 +285,7 @@ class Cuts:
             for p in values_of(v):
                 if not isinstance(p, Ref):
                     continue
-                live, _, _ = self.recorded(p.oid)
+                live, *_ = self.recorded(p.oid)
                 for i in sorted(live):
                     obj = self.st.heap[i]
                     if obj.raises is not None and obj.rg is True:
