@@ -97,3 +97,13 @@ def test_the_readme_shows_real_output(monkeypatch):
     assert f"```diff\n{diff}```" in text
     (shown,) = re.findall(r"```\n(error\[GF101\].*?)```", text, re.S)
     assert shown.strip() in explained
+
+
+def test_what_the_analysis_believes_is_told(tmp_path):
+    script = tmp_path / "a.py"
+    script.write_text("import torch\na = torch.ones(1, requires_grad=True)\nb = a * 3\nb.sum().backward()\nprint(a.grad, b.grad, a.numpy)\n")
+    told = CliRunner().invoke(app, ["check", "--isolated", "--explain-analysis", f"{script}:5"]).stdout
+    believed = dict(line.split(maxsplit=1) for line in told.splitlines() if not line.startswith("print"))
+    assert believed["a"].startswith("tensor (leaf: yes, requires grad: yes, grad: set")
+    assert believed["b"].startswith("tensor (leaf: no, requires grad: yes, grad: none")
+    assert believed["b.grad"] == "gradient (none)" and believed["a.numpy"] == "method numpy"

@@ -1408,6 +1408,8 @@ class Interpreter(tm.TorchModel):
         if isinstance(value, Multi):
             return ("each of " if value.each else "one of ") + ", ".join(dict.fromkeys(self.describe(v) for v in value.values))
         obj = self.obj(value)
+        if isinstance(value, Bound):
+            return f"gradient ({self.grad_state(value.receiver)})" if value.name == "grad" and isinstance(value.receiver, Ref) else f"method {value.name}"
         if obj is None:
             return "unknown" if value is UNKNOWN or value == UNKNOWN else type(value).__name__.lower() + (
                 f" {value.value!r}" if isinstance(value, Const) else f" {value.name}" if isinstance(value, External) else "")
