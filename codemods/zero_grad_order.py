@@ -70,7 +70,7 @@ def check(facts):
 
 def repair(facts, fact):
     info = fact.info
-    if info["use_path"] != fact.path:
+    if info["use_path"] != fact.path or not info.get("at_once", True):
         return None
     syntax = facts.syntax(fact.path)
     clear, use = syntax.find(fact.statement, ast.stmt), syntax.find(info["use_span"], ast.stmt)
@@ -82,7 +82,8 @@ def repair(facts, fact):
         return Fix(Applicability.UNSAFE, "Clear after the step", (Move(fact.path, fact.statement, syntax.span(inner[-1])),))
     shown = syntax.displayed(syntax.statement(use))
     where = info.get("backward") or info.get("filled")
-    if (info["use"] == "step" or shown) and where and where[0] == fact.path:
+    # What clears by hand may need the gradients to be there.
+    if (info["use"] == "step" or shown) and where and where[0] == fact.path and not info.get("by_hand"):
         filled = syntax.statement(syntax.find(where[1]))
         before = suite[: suite.index(clear)]
         # The usual order, which leaves the gradients readable; it would take from what another backward added.

@@ -33,6 +33,7 @@ CONVERSIONS = {"to", "cuda", "cpu", "float", "double", "half", "bfloat16", "type
 IDENTITIES = {"atleast_1d", "atleast_2d", "atleast_3d", "conj", "conj_physical", "dequantize", "positive", "real", "resolve_conj", "resolve_neg",
               "to_dense", "as_tensor", "asarray"}
 DEVICE_MOVES = {"cuda", "to", "cpu", "double", "half", "float", "bfloat16", "type"}
+KEEPING_ZEROS = {"detach_", "requires_grad_", "mul_", "div_", "clamp_", "clip_"}  # in-place methods that leave a gradient of zero what it is
 # Of what may be given a model or an optimizer, those that run no backward.
 LEAVES_GRADIENTS = {"unscale_", "clip_grad_norm_", "clip_grad_value_", "clip_grad_norm", "step", "update", "watch", "log", "print", "len", "save"}
 CUTS = {"detach", "data", "numpy", "item", "tolist"}
@@ -661,7 +662,7 @@ class TorchModel(Classes, Cuts, Distributions, Training):
         ins = [p.oid for p in parts if isinstance(p, Ref)] + ([receiver.oid] if receiver is not None else [])
         numbers = frozenset(c for p in parts if isinstance(p, Number) for c in p.cuts)
         self.bend(numbers, node)
-        if called_name(node) not in LEAVES_GRADIENTS and any(self.may_train(p) for p in parts if isinstance(p, Ref)):
+        if called_name(node) not in LEAVES_GRADIENTS and any(self.may_train(p) or self.obj(p).grads for p in parts if isinstance(p, Ref)):
             self.filled_at = self.steps
         if numbers and not ins:
             return Number(numbers)
@@ -892,6 +893,7 @@ class TorchModel(Classes, Cuts, Distributions, Training):
             if last[:1].isupper() or not (args or kwargs):
                 return UNKNOWN
             if "out" in kwargs:
+                self.filled_at = self.steps  # perhaps a gradient
                 return kwargs["out"]
             if table is not None and table.cut == "number" and name.count(".") == 1:
                 return UNKNOWN  # `torch.equal(a, b)`
@@ -1169,6 +1171,9 @@ class TorchModel(Classes, Cuts, Distributions, Training):
         if name.startswith("grad."):
             if name.endswith("zero_"):
                 self.zeroed.add(receiver.oid)
+                self.emptied_by_hand(receiver, node)
+            elif name.endswith("_") and name.rsplit(".", 1)[-1] not in KEEPING_ZEROS:
+                self.filled_at = self.steps
             self.use_grad(Bound(receiver, "grad", bound.node), node.func.value if isinstance(node.func, ast.Attribute) else node)
             if name.endswith("item"):
                 return UNKNOWN
@@ -1270,8 +1275,12 @@ class TorchModel(Classes, Cuts, Distributions, Training):
             return PLAIN
         if name in ("new_tensor", "new_zeros", "new_ones", "new_empty", "new_full"):
             return self.factory(node, "zeros", args, kwargs)
-        if name == "zero_" and obj.grads and isinstance(obj.node, ast.Attribute) and obj.node.attr == "grad":
+        if obj.grads and reads_gradient(obj.node) and (name == "zero_" or name in ("fill_", "mul_") and args[:1] in ([Const(0)], [Const(0.0)])):
             self.zeroed.update(obj.grads)
+            for oid in obj.grads:
+                self.emptied_by_hand(Ref(oid), node)
+        elif obj.grads and name.endswith("_") and not name.endswith("__") and name not in KEEPING_ZEROS:
+            self.filled_at = self.steps
         if name.endswith("_") and not name.endswith("__"):
             return self.inplace(ref, obj, name, args, kwargs, node)
         if (table := operations.lookup(name)) is not None and table.cut == "number":
@@ -1542,7 +1551,11 @@ class TorchModel(Classes, Cuts, Distributions, Training):
                 continue
             if name in ("grad", "_grad") and obj.kind in ("tensor", "opaque"):
                 self.zeroed.add(v.oid)
-                if value != Const(None):
+                empty = value == Const(None) or isinstance(stmt, ast.Assign) and isinstance(stmt.value, ast.Call) and called_name(stmt.value) in (
+                    "zeros_like", "zeros")
+                if empty:
+                    self.emptied_by_hand(v, target)
+                else:
                     self.filled_at = self.steps
                 self.update(v, grad="unknown" if self.weak else "none" if value == Const(None) else "set", cleared=None)
                 continue
@@ -1568,6 +1581,8 @@ class TorchModel(Classes, Cuts, Distributions, Training):
             if obj.kind == "tensor":
                 if not isinstance(owner, Multi) or owner.each or all(self.is_trained_leaf(x) for x in owner.values):
                     self.inplace_update(target, v, value, stmt)
+                if obj.grads:
+                    self.filled_at = self.steps
                 self.written(v, obj, value)
                 continue
             if obj.kind == "dict":
@@ -1900,19 +1915,27 @@ class TorchModel(Classes, Cuts, Distributions, Training):
             self.update(ref, open=obj.open or not more, items=(*obj.items, *more))
         return UNKNOWN
 
+    def emptied_by_hand(self, ref, node):
+        """`p.grad.zero_()`, `p.grad = None`: perhaps in a loop over parameters, which clears them all."""
+        if self.weak or self.obj(ref) is None:
+            return
+        where = next(((m, s) for m, s in self.statements if isinstance(s, ast.For) and not any(
+            isinstance(n, ast.Attribute) and n.attr in ("backward", "step") for n in ast.walk(s))), self.statements[-1])
+        self.update(ref, emptied=((*where, node, None, len(self.loops), None, self.steps), len(self.st.backwards)))
+
     def step_without_gradients(self, obj):
         """All parameters were cleared, by whomever, after the last backward and before this step."""
         now = len(self.st.backwards)
         held = [self.obj(p) for p in obj.items]
         if not held or not now or any(p is None or p.emptied is None or p.emptied[1] != now for p in held):
             return
-        (module, stmt, call, *_, when), _ = held[0].emptied
-        if self.filled_at > when:
+        (module, stmt, call, whole, *_), _ = held[0].emptied
+        if self.filled_at > max(p.emptied[0][-1] for p in held):
             return
         last = self.st.backwards[-1]
         step_module, step_stmt = self.statements[-1]
         self.fact("zero-grad-order", call, True, module=module, stmt=stmt, use="step", use_path=step_module.path,
-                  use_span=step_module.span(step_stmt), backward=(last.path, last.span))
+                  use_span=step_module.span(step_stmt), backward=(last.path, last.span), by_hand=whole is None, at_once=all(p.emptied[0][1] is stmt for p in held))
 
     def modular_step(self, ref, node):
         """`if (i + 1) % k == 0: opt.step()` while `opt.zero_grad()` runs every turn: see `accumulation`."""
@@ -2570,6 +2593,11 @@ def argument(call, index, name):
     """The expression that a call gives for a parameter, or None."""
     given = next((k.value for k in call.keywords if k.arg == name), None)
     return given or (call.args[index] if len(call.args) > index and not any(isinstance(a, ast.Starred) for a in call.args) else None)
+
+
+def reads_gradient(node):
+    """`p.grad`, `p.grad.data`"""
+    return isinstance(node, ast.Attribute) and (node.attr == "grad" or node.attr == "data" and reads_gradient(node.value))
 
 
 def called_name(node):
