@@ -52,7 +52,7 @@ WHY = {"new": "made after the optimizer was built", "thawed": "frozen and left o
 @codemod.check
 def check(facts):
     for fact, _ in facts.bad("stale-optimizer"):
-        lost = ", ".join(f"`{n}`" if n != "…" else "more" for n in fact.info["lost"]) or "what backward reaches"
+        lost = ", ".join(f"`{n}`" if n != "…" else "more" for n in fact.info["lost"]) or "parameters that backward reaches"
         verb = "is" if len(fact.info["lost"]) == 1 else "are"
         why = WHY[fact.info["why"]]
         made = fact.info["made"]

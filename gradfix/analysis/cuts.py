@@ -241,7 +241,7 @@ class Cuts:
     def with_module(self, oid):
         """A parameter, and for one that stands for all of a module that we can't see into, the module."""
         obj = self.st.heap.get(oid)
-        return {oid, *obj.ins} if obj is not None and obj.kind == "opaque" and obj.param else {oid}
+        return {oid}.union(*map(self.opaque_parts, obj.ins)) if obj is not None and obj.kind == "opaque" and obj.param else {oid}
 
     def is_trained(self, oid):
         obj = self.st.heap.get(oid)

@@ -273,6 +273,7 @@ class Interpreter(tm.TorchModel):
         self.zeroed: set = set()
         self.tested: set = set()
         self.modules: set = set()
+        self.called_modules: set = set()
         self.fed: set = set()
         self.running: set[int] = set()  # Sequentials whose forward runs
         self.started: dict[int, int] = {}  # of each statement, the first object that its last run could make

@@ -365,6 +365,8 @@ class TorchModel(Classes, Cuts, Distributions, Training):
         if obj.kind == "module" and obj.cls is None and name in ("weight", "bias") and obj.origin in BIASED or (
                 obj.kind == "module" and obj.origin == "Embedding" and name == "weight"):
             return UNKNOWN
+        if name == "training" and obj.kind == "module":
+            return Const(True) if self.concrete else PLAIN  # until `eval()`
         if obj.kind in ("instance", "module", "opaque") and name not in METHODS:
             # An attribute that we can't see: remembered, so that it is the same object at the next read.
             ref = self.new("opaque", origin=("attr", name, value.oid), node=node, ins=(value.oid,) if obj.kind == "opaque" else (), made_after=0)
@@ -432,6 +434,7 @@ class TorchModel(Classes, Cuts, Distributions, Training):
         additive = isinstance(op, (ast.Add, ast.Sub))
         scale = isinstance(op, (ast.Mult, ast.Div))
         sides = [left, right]
+        nothing = isinstance(op, ast.Mult) and any(isinstance(v, Const) and v.value in (0, 0.0) for v in sides)  # `0 * x`: no cut of it matters
         numbers = [v for v in sides for p in values_of(v) if isinstance(p, Number)]
         tensors = [v for v in sides if any(self.obj(p) is not None and self.obj(p).kind in ("tensor", "opaque") for p in values_of(v))]
         # `args.weight`, `self.c`: beside a tensor or a number that was read from one, a setting.
@@ -444,7 +447,7 @@ class TorchModel(Classes, Cuts, Distributions, Training):
         elif settings:
             tensors = [v for v in tensors if v not in settings]
         if not tensors:
-            cuts = frozenset(c for v in sides for p in values_of(v) if isinstance(p, Number) for c in p.cuts)
+            cuts = frozenset(c for v in sides for p in values_of(v) if isinstance(p, Number) for c in p.cuts) if not nothing else frozenset()
             if cuts or all(isinstance(p, Number) or isinstance(p, Const) and isinstance(p.value, (int, float)) for v in sides for p in values_of(v)):
                 return Number(cuts)
             return self.grad_arithmetic(node, sides)
@@ -452,6 +455,8 @@ class TorchModel(Classes, Cuts, Distributions, Training):
         name = "floor_divide" if isinstance(op, ast.FloorDiv) else "mul" if scale else ""
         result = self.operation(node, sides, name, linear=linear, partial=UNKNOWN in sides)
         made = self.st.heap[result.oid]
+        if nothing:
+            made.dead, made.numeric, made.linear = frozenset(), None, None
         if additive and numbers and made.rg is not False:
             made.added, made.numeric = made.numeric or frozenset(), None
         self.st.heap[result.oid].grads = tuple(v.receiver.oid for v in sides for p in values_of(v) if isinstance(p, Bound) and p.name.startswith("grad")
@@ -728,6 +733,8 @@ class TorchModel(Classes, Cuts, Distributions, Training):
         return ref
 
     def call_module(self, ref, args, kwargs, node, open_args):
+        self.called_modules.add(ref.oid)
+        self.fed.update((ref.oid, p.oid) for p in self.operands(args) if isinstance(p, Ref))
         result = self.forward_of(ref, args, kwargs, node, open_args)
         hooks = self.obj(self.obj(ref).attrs.get("*hooks")) if self.st is not None and self.obj(ref) is not None else None
         for hook in hooks.items if hooks is not None else ():
@@ -1348,8 +1355,8 @@ class TorchModel(Classes, Cuts, Distributions, Training):
             return Const(None)
         if name in ("extend", "update") and args:
             other = self.obj(args[0])
-            items = other.items if other is not None and other.kind in ("list", "tuple", "iter") else tuple(self.turns(args[0]))
-            self.update(ref, items=obj.items + tuple(items), open=True)
+            known = other is not None and other.kind in ("list", "tuple", "iter", "parameters") and not isinstance(other.items, dict)
+            self.update(ref, items=obj.items + tuple(other.items if known else self.turns(args[0])), open=obj.open or not known or other.open)
             return Const(None)
         if name == "insert" and len(args) == 2:
             self.update(ref, items=(args[1],) + obj.items, open=obj.open)
@@ -1395,6 +1402,10 @@ class TorchModel(Classes, Cuts, Distributions, Training):
         if name in ("to", "cuda", "cpu", "train", "eval", "float", "double", "half", "apply", "share_memory", "to_empty", "compile"):
             if name == "eval":
                 self.called_methods.add(ref.oid)
+            if name in ("train", "eval") and obj.kind == "module":
+                mode = Const(False) if name == "eval" else args[0] if args else kwargs.get("mode", Const(True))
+                for m in self.submodules(ref):
+                    self.store_attribute(m, "training", mode)
             return ref
         if name == "load_state_dict":
             self.update(ref, loaded=True)
@@ -1421,6 +1432,8 @@ class TorchModel(Classes, Cuts, Distributions, Training):
             self.update(ref, hooked=True)
             self.hooks = True  # a hook may retain or capture gradients of what we can't see
             return UNKNOWN
+        if name == "update" and obj.kind == "module" and isinstance(obj.items, dict):
+            return self.container_method(ref, Obj("dict", items=obj.items, open=obj.open), name, args, kwargs, node)
         if name == "append" and obj.kind == "module" and args:
             self.update(ref, items=tuple(obj.items) + (args[0],))
             return Const(None)
@@ -1468,6 +1481,10 @@ class TorchModel(Classes, Cuts, Distributions, Training):
                 if self.obj(v) is not None and self.obj(v).kind == "module":
                     out += self.submodules(v, seen)
         return out
+
+    def opaque_parts(self, oid):
+        """A module, and those in it whose parameters we can't see."""
+        return {oid, *(m.oid for m in self.submodules(Ref(oid)) if self.obj(m).open)}
 
     def hidden_parameter(self, ref):
         """One object for the parameters of a module that we can't see: the same one in every branch."""
@@ -1585,7 +1602,7 @@ class TorchModel(Classes, Cuts, Distributions, Training):
                     self.filled_at = self.steps
                 self.written(v, obj, value)
                 continue
-            if obj.kind == "dict":
+            if obj.kind == "dict" or obj.kind == "module" and isinstance(obj.items, dict):
                 key = dict_key(index)
                 if (keys := constant_keys(index)) and all(k in obj.items for k in keys):  # `for name in …: d[name] = …`
                     self.rebound(target, self.each([obj.items[k] for k in keys]), value, stmt)
@@ -1724,8 +1741,7 @@ class TorchModel(Classes, Cuts, Distributions, Training):
             except Exception:
                 result = UNKNOWN
         elif obj is not None and obj.kind in ("list",) and isinstance(s.op, ast.Add):
-            other = self.obj(value)
-            self.update(target, items=obj.items + (tuple(other.items) if other is not None and other.kind in ("list", "tuple", "iter") else ()), open=True)
+            self.container_method(target, obj, "extend", [value], {}, s)
             return
         elif obj is not None and obj.kind == "tensor" and not isinstance(s.op, ast.MatMult):
             self.rewritten(target, obj, lambda old: self.arithmetic(s, s.op, old, value))
@@ -1845,7 +1861,7 @@ class TorchModel(Classes, Cuts, Distributions, Training):
         for p in params:
             o = self.obj(p)
             if o is not None and o.kind == "opaque" and o.param:
-                self.trained.update(o.ins)
+                self.trained.update(*map(self.opaque_parts, o.ins))
         ref = self.new("optimizer", items=tuple(params), open=open_, node=node)
         self.note_built(ref, params, node)
         self.optimizers.append(ref)
@@ -2348,7 +2364,7 @@ class TorchModel(Classes, Cuts, Distributions, Training):
                 break
             root = root[1]
         if isinstance(root, tuple):  # an element of what a call returned: a batch of a loader
-            fed = any(a == ref.oid and (m in self.modules or m in self.trained) for m, a in self.fed)
+            fed = any(a == ref.oid and (m in self.modules or m in self.trained or m in self.called_modules) for m, a in self.fed)
             if obj.rg is None and root[1] == "result" and fed and any(ref.oid in seen for _, _, seen in self.cut_reach):
                 self.fact("missing-requires-grad", node, True, holder=holder, **self.batch_repair(obj, holder, module))
             return
