@@ -1351,12 +1351,14 @@ class TorchModel(Classes, Cuts, Distributions, Training):
                 return self.new("dict", items=obj.items, open=obj.open)
             return UNKNOWN
         if name in ("append", "add") and args:
-            self.update(ref, items=obj.items + (args[0],) if len(obj.items) < 24 else obj.items, open=obj.open or any(not l[4] for l in self.loops))
+            self.update(ref, items=obj.items + (args[0],) if len(obj.items) < 24 else obj.items, open=obj.open or len(obj.items) >= 24 or any(not l[4] for l in self.loops))
             return Const(None)
         if name in ("extend", "update") and args:
             other = self.obj(args[0])
             known = other is not None and other.kind in ("list", "tuple", "iter", "parameters") and not isinstance(other.items, dict)
-            self.update(ref, items=obj.items + tuple(other.items if known else self.turns(args[0])), open=obj.open or not known or other.open)
+            more = tuple(other.items if known else self.turns(args[0]))
+            self.update(ref, items=obj.items + more if len(obj.items) < 24 else obj.items,
+                        open=obj.open or not known or other.open or len(obj.items) >= 24 or any(not l[4] for l in self.loops))
             return Const(None)
         if name == "insert" and len(args) == 2:
             self.update(ref, items=(args[1],) + obj.items, open=obj.open)
