@@ -74,3 +74,20 @@ def test_a_sequential_that_holds_itself_costs_nothing_else(tmp_path):
     print(y.grad.norm())
     """
     assert bad(tmp_path, "retain-grad", program) == [9]
+
+
+@pytest.mark.parametrize("flag, rows", [("pass", [10]), ("x.requires_grad_()", [])])
+def test_batches_of_a_loader_do_not_require_grad(tmp_path, flag, rows):
+    program = f"""\
+    import torch
+    from torch import nn
+    from torch.utils.data import DataLoader, TensorDataset
+    net = nn.Linear(4, 2)
+    data = TensorDataset(torch.rand(12, 4), torch.randint(2, (12,)))
+    for x, y in DataLoader(data, batch_size=6):
+        {flag}
+        loss = nn.functional.cross_entropy(net(x), y)
+        loss.backward()
+        print(x + 0.1 * x.grad.sign())
+    """
+    assert bad(tmp_path, "missing-requires-grad", program) == rows

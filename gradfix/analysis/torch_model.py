@@ -2370,9 +2370,10 @@ class TorchModel(Classes, Cuts, Distributions, Training):
             if obj.rg is None and root[1] == "result" and fed and any(ref.oid in seen for _, _, seen in self.cut_reach):
                 self.fact("missing-requires-grad", node, True, holder=holder, **self.batch_repair(obj, holder, module))
             return
+        holders = set().union(*map(self.below, self.callees | self.modules | self.trained))  # `prepare(model, optimizer)` hands out the model
         outputs = [i for i in self.below(ref.oid) if i in last.reached and self.st.heap[i].origin == "result"
                    and (any(m in self.modules or m in self.trained for m in self.st.heap[i].ins) or self.part_of_model(self.st.heap[i].callee))
-                   and i not in self.modules and i not in self.trained and i not in self.callees]
+                   and i not in self.modules and i not in self.trained and i not in self.callees and (self.st.heap[i].callee is not None or i not in holders)]
         if outputs and ref.oid not in self.modules and obj.leaf is not True and obj.rg is not True:
             self.fact("retain-grad", node, True, holder=holder, backward=(last.path, last.span, last.statement),
                       place=self.retain_place(ref, last, module, node.value), together=ref.oid >= last.started, reached=False, certain=False, caller=self.caller(node.value),
