@@ -112,6 +112,12 @@ def test_carriage_returns_and_tabs_are_kept(path):
     layout_is_kept(path, text.replace("\n", "\r\n").encode("utf-8-sig"))
 
 
+@pytest.mark.parametrize("end", [b"\r", b""])
+def test_lone_carriage_returns_are_kept(end):
+    lines = [b"import torch", b"a = torch.ones(2, requires_grad=True)", b"b = a * 2", b"b.sum().backward()", b"print(b.grad)"]
+    assert apply(b"\r".join(lines) + end)[0] == b"\r".join([*lines[:3], b"b.retain_grad()", *lines[3:]]) + end
+
+
 def layout_is_kept(path, before):
     original = SOURCES[path].encode()
     normal, wanted = apply(original)

@@ -67,6 +67,8 @@ def rewrite(source: bytes, groups: Sequence[Sequence[Edit]]) -> tuple[bytes, lis
         raise RewriteError(f"{type(error).__name__}: {error}") from error
     if source.startswith(b"\xef\xbb\xbf") and not result.startswith(b"\xef\xbb\xbf"):
         result = b"\xef\xbb\xbf" + result
+    if source.endswith(b"\r") and not result.endswith(b"\r"):
+        result += b"\r"  # LibCST knows no final newline of this kind
     try:
         compile(result, "<rewritten>", "exec", AWAIT_ANYWHERE, dont_inherit=True)
     except (SyntaxError, ValueError) as error:
